@@ -238,7 +238,7 @@ def from_tensors(
             as a tensor or an array. Bytes are divided by 255; floats reach the model as they are.
         y_train: Labels 0, 1, ... of shape (N,).
         x_test: Test images. None: the split must cut test parts off (`split.test=own_split`).
-        y_test: Labels of the test images.
+        y_test: Labels of the test images. None if and only if x_test is.
         name: The name that summaries show.
 
     Returns:

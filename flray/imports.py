@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.errors import ExperimentError
+from flray.files import read_json
 from flray.values import texts_in
 
 # Files that folders of runs and sweeps have together; such a folder may be somebody else's.
@@ -20,7 +21,6 @@ _SIGNS = (
     ("config.yaml", "environment.json"),
     ("config.yaml", "rounds.parquet"),
     ("space.yaml", "sweep.json"),
-    ("command.json",),
 )
 _NAME = re.compile(r"[\w.]+:\w+")  # package.module:Name
 
@@ -39,10 +39,18 @@ def is_inside_run(folder: Path) -> bool:
     """True if a folder is, or lies inside, the folder of a run, of several runs or of a sweep."""
     resolved = folder.resolve()
     return any(
-        all((parent / name).is_file() for name in names)
+        _is_of_command(parent / "command.json")
+        or any(all((parent / name).is_file() for name in names) for names in _SIGNS)
         for parent in (resolved, *resolved.parents)
-        for names in _SIGNS
     )
+
+
+def _is_of_command(file: Path) -> bool:
+    """True for a command.json that `flray run` wrote; other programs have files of this name."""
+    try:
+        return file.is_file() and {"overrides", "runs"} <= read_json(file).keys()
+    except ExperimentError:  # no JSON, or no object
+        return False
 
 
 def location_of(module: str) -> Path | None:

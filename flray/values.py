@@ -3,7 +3,7 @@
 import hashlib
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 UNBOUNDED = "unbounded"
@@ -45,14 +45,26 @@ def texts_in(plain: object) -> Iterator[str]:
 def file_name(text: str) -> str:
     """A text as far as a name of a file can hold it: letters, digits and -+=._, at most 120 bytes.
 
+    A long text ends in its hash, and one without letters and digits is its hash.
+
     >>> file_name("flhc/mnist seed=0"), len(file_name("x" * 1000))
     ('flhc_mnist_seed=0', 120)
     """
     name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
-    if len(name.encode()) <= LONGEST_NAME:
+    if name and len(name.encode()) <= LONGEST_NAME:
         return name
     begin = name.encode()[: LONGEST_NAME // 2].decode(errors="ignore")
-    return f"{begin}-{hashlib.sha256(text.encode()).hexdigest()}"[:LONGEST_NAME]
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return (f"{begin}-{digest}" if begin else digest).encode()[:LONGEST_NAME].decode()
+
+
+def highest_equal(number: float) -> float:
+    """The largest number that counts as equal to one >= 0, since last digits depend on the way.
+
+    >>> 1 - 0.7 <= 0.3, 1 - 0.7 <= highest_equal(0.3)
+    (False, True)
+    """
+    return number * (1 + ROUNDING)
 
 
 def require_at_least(component: object, **least: float) -> None:
@@ -69,3 +81,15 @@ def require_at_least(component: object, **least: float) -> None:
         value = getattr(component, name)
         if isinstance(value, int | float) and not value >= smallest:
             raise ValueError(f"{name} must be >= {smallest}, got {value}")
+
+
+def require_sizes(**sizes: int | Sequence[int]) -> None:
+    """Refuse sizes of layers below 1, which torch takes and then fails to train.
+
+    >>> require_sizes(channels=32, hidden=(64, 0))
+    Traceback (most recent call last):
+    ValueError: hidden must be >= 1, got (64, 0)
+    """
+    for name, size in sizes.items():
+        if min([size] if isinstance(size, int) else size, default=1) < 1:
+            raise ValueError(f"{name} must be >= 1, got {size}")

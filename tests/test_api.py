@@ -122,7 +122,7 @@ def test_a_module_that_is_built_cannot_start_several_models() -> None:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ((IMAGES, LABELS[:-1]), "90 images have 89 labels"),
+        ((IMAGES, LABELS[:-1]), "each of 90 training images, got 89 labels"),
         ((IMAGES[0, 0], LABELS), "images must be"),
         ((IMAGES, LABELS.float()), "labels must be whole numbers"),
         ((IMAGES, LABELS, IMAGES[:, :2], LABELS), "both must have one shape"),

@@ -192,12 +192,12 @@ def coordinates(points: Tensor) -> NDArray[np.float64]:
     """
     is_moved = points.any(1)
     moved = points[is_moved].double()
-    if not 0 < len(moved) < points.shape[1]:
-        return points.double().cpu().numpy()
-    eigenvalues, eigenvectors = torch.linalg.eigh(moved @ moved.T)
-    found = eigenvectors.new_zeros(len(points), len(moved))
-    found[is_moved] = eigenvectors * eigenvalues.clamp(min=0).sqrt()
-    return found.cpu().numpy()
+    found = points.double()
+    if 0 < len(moved) < points.shape[1]:
+        eigenvalues, eigenvectors = torch.linalg.eigh(moved @ moved.T)
+        found = eigenvectors.new_zeros(len(points), len(moved))
+        found[is_moved] = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return np.asarray(found.cpu(), np.float64)
 
 
 def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:

@@ -41,9 +41,9 @@ def default_folder(name: str, resume: bool) -> Path:
 
     Args:
         name: Name of the experiment or space, a folder below runs/.
-        resume: True: take the newest if there is one.
+        resume: True: take the newest folder if there is one; files, such as pages, do not count.
     """
-    before = sorted((RUNS / name).glob("*"))
+    before = sorted(path for path in (RUNS / name).glob("*") if path.is_dir())
     if resume and before:
         return before[-1]
     return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")

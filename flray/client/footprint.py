@@ -28,7 +28,7 @@ def bytes_of_steps(
     from above for chains of layers; what a module computes outside of layers is not seen.
 
     Args:
-        image_shape: (channels, height, width).
+        input_shape: Shape of an example, of any number of axes.
         batch_size: Examples of a client's batch.
         settings: Engine, device, precision, block and threads of the host.
     """

@@ -78,7 +78,7 @@ class Umap:
             raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
 
     def __call__(self, points: Points, seed: int) -> Points:
-        """Points (P, n_components).
+        """Points (P, n_components), or (P, min(n_components, P, e)) where PCA places them.
 
         >>> import torch
         >>> line = Points.vectors(np.arange(3), torch.tensor([[0.0], [1.0], [5.0]]))

@@ -11,7 +11,7 @@ from flray.clustering.checks import require_at_most_clients, require_distance, r
 from flray.clustering.points import Matrix, Partition, by_smallest_member
 from flray.clustering.related import Related
 from flray.data.dataset import Ids
-from flray.values import ROUNDING, Unbounded, require_at_least
+from flray.values import Unbounded, highest_equal, require_at_least
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Hierarchical:
     def cut(self, tree: Matrix, related: Related) -> Ids:
         """(m,) labels of the clients; one tree serves every threshold and number."""
         if self.threshold is not None:
-            highest = self.threshold * (1 + ROUNDING)  # 1 - 0.7 is above 0.3
-            return after_merges(tree, int(np.sum(tree[:, 2] <= highest)))
+            return after_merges(tree, int(np.sum(tree[:, 2] <= highest_equal(self.threshold))))
         number = self._chosen(tree, related) if self.number == "auto" else self.number
         assert number is not None  # checked by __post_init__
         require_at_most_clients(number, related)

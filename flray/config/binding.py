@@ -60,11 +60,21 @@ class Component:
             injected: What is known only now, such as `image_shape` of the dataset for a model.
 
         Raises:
-            ExperimentError: The class refuses its configuration, or it is too large for the
-                machine.
+            ExperimentError: The class refuses its configuration or the shape of the inputs, or it
+                is too large for the machine.
         """
+        arguments = self.arguments(**injected)
+        shape = arguments.get("input_shape", arguments.get("image_shape"))
         with self.reported():
-            return self.target(**self.arguments(**injected))
+            try:
+                return self.target(**arguments)
+            except IndexError as error:
+                if shape is None:
+                    raise
+                raise ExperimentError(
+                    f"{self.kind} {self.name} takes no inputs of the shape {shape} "
+                    f"({one_line_message(error)}); choose another {self.kind} or other data"
+                ) from error
 
     @contextmanager
     def reported(self) -> Iterator[None]:

@@ -29,11 +29,12 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Dataset:
-    """N images with their labels, in memory: the training part first, then the test part.
+    """N examples with their targets, in memory: the training part first, then the test part.
 
-    Datasets of the registry return one from `load()`; `flray.from_tensors` makes one of arrays.
-    Everything else refers to images by their row, an id in 0..N-1, and the arrays are never
-    changed. Who holds which image is not part of the dataset: that is a `Split`.
+    `images` are inputs and `labels` are targets, both of any shape. Datasets of the registry return
+    one from `load()`; `flray.from_tensors` makes one of arrays. Everything else refers to examples
+    by their row, an id in 0..N-1, and the arrays are never changed. Who holds which example is not
+    part of the dataset: that is a `Split`.
 
     >>> tiny = Dataset(
     ...     name="tiny",
@@ -48,10 +49,11 @@ class Dataset:
     """
 
     name: str
-    images: NDArray[Any]  # (N, channels, height, width); Any: uint8, or floats as they are
-    labels: Ids  # (N,) classes 0..num_classes-1
+    # (N, ...) inputs, images as (N, channels, height, width); Any: uint8, tokens, or floats
+    images: NDArray[Any]
+    labels: Ids  # (N,) classes 0..num_classes-1; or (N, ...) classes of sequences, or floats
     num_train: int  # rows 0..num_train-1 are the training part, the others the test part
-    num_classes: int
+    num_classes: int  # 0: targets are numbers
     normalization: Normalization
     augment: str = "none"  # none | crop_flip, applied to training batches only
     source: Ids | None = None  # (N,) writer, group or client of each example. None: not known

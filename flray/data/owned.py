@@ -7,28 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.checks import check_finite, refuse_rows, refuse_values
 from flray.data.dataset import Dataset, Ids, Normalization
 from flray.data.dealing import known_source
 from flray.data.tensors import as_array
 from flray.errors import ExperimentError
-from flray.wording import counted
 
 Column = NDArray[Any]  # (N,) numbers or text; Any: the user's
 
 TIME = "time"  # the column that orders the examples of a client
 TARGETS = "targets"
-
-
-def refuse_rows(is_wrong: NDArray[np.bool_], what: str, advice: str) -> None:
-    """Refuse data with wrong rows; the message names the first one, counted from 0.
-
-    >>> refuse_rows(np.array([False, True, True]), "age has no value", "fill or remove them")
-    Traceback (most recent call last):
-    flray.errors.ExperimentError: age has no value in row 1 (2 such rows); fill or remove them
-    """
-    if is_wrong.any():
-        num = counted(int(is_wrong.sum()), "such row")
-        raise ExperimentError(f"{what} in row {int(is_wrong.argmax())} ({num}); {advice}")
 
 
 def coded(what: str, column: Column) -> tuple[Ids, tuple[str, ...]]:
@@ -143,13 +131,11 @@ def _numbers(what: str, given: NDArray[Any]) -> NDArray[Any]:
             f"{what} must be numbers, one row for each example, got {array.dtype} of the shape "
             f"{array.shape}"
         )
-    flat = array.reshape(len(array), -1)
-    wrong, rule, advice = ~np.isfinite(flat), "must be finite numbers", "correct or remove them"
     if what == TARGETS and array.dtype.kind != "f":
-        wrong, rule = flat < 0, "that are whole numbers are classes from 0"
-        advice = "correct them, or give amounts as floats"
-    value = flat[np.unravel_index(wrong.argmax(), flat.shape)]
-    refuse_rows(wrong.any(1), f"{what} {rule}, got {value}", advice)
+        rule = "targets that are whole numbers are classes from 0"
+        refuse_values(array, array < 0, rule, "correct them, or give amounts as floats")
+    else:
+        check_finite(what, array)
     if array.dtype == np.uint8:
         return array
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
@@ -201,6 +187,10 @@ def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
     (array([0, 0, 1]), 2)
     """
     pairs = [examples_of(client) for client in clients]
+    if not pairs:
+        raise ExperimentError(
+            "expected at least one client, got none; give a pair (x, y) for each client"
+        )
     for client, (x, y) in enumerate(pairs):
         if len(x) != len(y) or not len(x) or x.shape[1:] != pairs[0][0].shape[1:]:
             raise ExperimentError(

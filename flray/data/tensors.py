@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from flray.data.checks import check_finite
 from flray.data.dataset import Dataset, Normalization
 from flray.errors import ExperimentError
 
@@ -27,20 +28,25 @@ def from_tensors(
         x_train: (N, channels, height, width), (N, height, width) or (N, features).
         y_train: (N,) whole numbers from 0.
         x_test: Images of the same shape. None: there is no test part.
-        y_test: Their labels.
+        y_test: Their labels; None if and only if x_test is.
         name: Name of the dataset in tables and files.
 
     Raises:
-        ExperimentError: Shapes or labels do not fit.
+        ExperimentError: Shapes or labels do not fit, or a number is not finite.
 
     >>> data = from_tensors(torch.zeros(4, 8, 8), torch.tensor([0, 1, 2, 1]))
     >>> data.image_shape, data.num_classes, data.num_train
     ((1, 8, 8), 3, 4)
     """
-    images, labels = _images(x_train), _labels(y_train)
+    images, labels = _part("train", x_train, y_train)
     num_train = len(images)
+    if (x_test is None) != (y_test is None):
+        missing = "x_test" if x_test is None else "y_test"
+        raise ExperimentError(
+            f"a test part is x_test and y_test, got no {missing}; give both or neither"
+        )
     if x_test is not None and y_test is not None:
-        test = _images(x_test)
+        test, test_labels = _part("test", x_test, y_test)
         if test.shape[1:] != images.shape[1:]:
             raise ExperimentError(
                 f"training images are {images.shape[1:]} and test images {test.shape[1:]}: "
@@ -52,9 +58,7 @@ def from_tensors(
                 "bytes (uint8) or both other numbers"
             )
         images = np.concatenate([images, test])
-        labels = np.concatenate([labels, _labels(y_test)])
-    if len(images) != len(labels):
-        raise ExperimentError(f"{len(images)} images have {len(labels)} labels")
+        labels = np.concatenate([labels, test_labels])
     channels = images.shape[1]
     scale = Normalization((0.0,) * channels, (1.0,) * channels)
     return Dataset(name, images, labels, num_train, int(labels.max()) + 1, scale)
@@ -75,8 +79,22 @@ def as_array(values: ArrayLike) -> NDArray[Any]:  # Any: of any kind of number
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
-def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
-    """(N, channels, height, width), bytes as they are and other numbers as float32."""
+def _part(
+    part: str, x: ArrayLike, y: ArrayLike
+) -> tuple[NDArray[np.uint8] | NDArray[np.float32], NDArray[np.int64]]:
+    """Images and labels of the part `train` or `test`, as many of the one as of the other."""
+    what = "training images" if part == "train" else "test images"
+    images, labels = _images(what, x), _labels(y)
+    if len(images) != len(labels):
+        raise ExperimentError(
+            f"expected one label for each of {len(images)} {what}, got {len(labels)} labels; "
+            f"x_{part} and y_{part} must have one length"
+        )
+    return images, labels
+
+
+def _images(what: str, values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
+    """(N, channels, height, width), bytes as they are and other numbers as finite float32."""
     array = as_array(values)
     if array.ndim == 2:
         array = array[:, None, None]
@@ -87,7 +105,11 @@ def _images(values: ArrayLike) -> NDArray[np.uint8] | NDArray[np.float32]:
             "images must be (N, channels, height, width), (N, height, width) or (N, features), "
             f"got the shape {np.shape(array)}"
         )
-    return array if array.dtype == np.uint8 else array.astype(np.float32)
+    if array.dtype == np.uint8:
+        return array
+    images = array.astype(np.float32)
+    check_finite(what, images)
+    return images
 
 
 def _labels(values: ArrayLike) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from flray.models.autoencoder import Autoencoder, mean_over_pixels, quartered
 from flray.models.predictor import Batch
+from flray.values import require_sizes
 
 
 class ConvAe(Autoencoder):
@@ -29,6 +30,7 @@ class ConvAe(Autoencoder):
         loss: Literal["mse", "bce"] = "mse",
     ) -> None:
         super().__init__()
+        require_sizes(latent=latent)
         channels = image_shape[0]
         rows, columns = quartered(image_shape)
         self.loss = loss

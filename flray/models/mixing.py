@@ -100,7 +100,7 @@ class Relation:
         array([[0., 0., 0.],
                [1., 0., 1.]])
         """
-        first, row_of_client = distinct(labels + 1)
+        first, row_of_client = first_and_inverse(labels + 1)
         rows = np.eye(len(first))
         rows[labels[first] == -1] = 0.0
         return cls(rows, row_of_client, row_of_client)
@@ -273,19 +273,19 @@ def rows_of_clients(
     keeps_own = ~hears[relation.row_of_client] | always_keeps  # (M,)
     # One number for each pair (row of the relation, row that is kept or none).
     pairs = relation.row_of_client * (bank.owner.max() + 2) + np.where(keeps_own, bank.owner + 1, 0)
-    first, owner = distinct(pairs)
+    first, owner = first_and_inverse(pairs)
     rows = [
         weighted.row(int(relation.row_of_client[i]), int(bank.owner[i]), aggregation) for i in first
     ]
     return rows, owner
 
 
-def distinct(numbers: Ids) -> tuple[Ids, Ids]:
+def first_and_inverse(numbers: Ids) -> tuple[Ids, Ids]:
     """Where each distinct number >= 0 comes first, in their order, and (M,) the place of each.
 
     As `np.unique`, which sorts all M numbers; those of few clusters are counted instead.
 
-    >>> distinct(np.array([7, 3, 7, 3]))
+    >>> first_and_inverse(np.array([7, 3, 7, 3]))
     (array([1, 0]), array([1, 0, 1, 0]))
     """
     num, largest = len(numbers), int(numbers.max(initial=0))

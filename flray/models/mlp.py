@@ -6,6 +6,7 @@ from math import prod
 from torch import nn
 
 from flray.models.predictor import Predictor
+from flray.values import require_sizes
 
 
 class Linear(Predictor):
@@ -38,6 +39,7 @@ class Mlp(Predictor):
         hidden: tuple[int, ...] = (64, 64),  # Units of each hidden layer
     ) -> None:
         super().__init__()
+        require_sizes(hidden=hidden)
         widths = [prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for width, following in pairwise(widths):

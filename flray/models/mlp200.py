@@ -4,6 +4,7 @@ from torch import nn
 
 from flray.models.classifier import Classifier
 from flray.models.dropout import KeyedDropout
+from flray.values import require_sizes
 
 
 class Mlp200(Classifier):
@@ -22,6 +23,7 @@ class Mlp200(Classifier):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        require_sizes(hidden=hidden)
         channels, height, width = image_shape
         # Dropout between linear layer and ReLU, as FLT's code has it.
         self.layers = nn.Sequential(

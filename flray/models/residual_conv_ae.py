@@ -17,6 +17,7 @@ from torch import nn
 
 from flray.models.autoencoder import Autoencoder, quartered
 from flray.models.resnet9 import Residual
+from flray.values import require_sizes
 
 WIDTH = 128
 BOTTLENECK = 32  # channels inside a residual block
@@ -41,6 +42,7 @@ class ResidualConvAe(Autoencoder):
         batch_norm: Literal["all", "first_two"] = "all",
     ) -> None:
         super().__init__()
+        require_sizes(latent=latent)
         channels = image_shape[0]
         rows, columns = quartered(image_shape)
         later = nn.BatchNorm2d if batch_norm == "all" else nn.Identity

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 
 from flray.models.predictor import Predictor
+from flray.values import require_sizes
+from flray.wording import counted
 
 
 class Cnn1d(Predictor):
@@ -23,8 +25,16 @@ class Cnn1d(Predictor):
         kernel: int = 5,  # Instants that a convolution sees
     ) -> None:
         super().__init__()
+        require_sizes(channels=channels, kernel=kernel)
+        num_channels, num_instants = _two_axes(input_shape, "(channels, instants)")
+        least = 1 + kernel % 2  # padding for an even kernel adds an instant, and two become one
+        if num_instants < least:
+            raise ValueError(
+                f"inputs must have at least {counted(least, 'instant')} with kernel {kernel}, "
+                f"got {num_instants}"
+            )
         self.layers = nn.Sequential(
-            nn.Conv1d(input_shape[0], channels, kernel, padding=kernel // 2),
+            nn.Conv1d(num_channels, channels, kernel, padding=kernel // 2),
             nn.ReLU(),
             nn.MaxPool1d(2),
             nn.Conv1d(channels, 2 * channels, kernel, padding=kernel // 2),
@@ -54,7 +64,9 @@ class Gru(Predictor):
         hidden: int = 64,  # Units of the recurrent layer
     ) -> None:
         super().__init__()
-        self.recurrent = nn.GRU(input_shape[1], hidden, batch_first=True)
+        require_sizes(hidden=hidden)
+        _, num_channels = _two_axes(input_shape, "(instants, channels)")
+        self.recurrent = nn.GRU(num_channels, hidden, batch_first=True)
         self.head = nn.Linear(hidden, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,6 +91,7 @@ class CharGru(Predictor):
         hidden: int = 128,  # Units of the recurrent layer
     ) -> None:
         super().__init__()
+        require_sizes(embedding=embedding, hidden=hidden)
         self.embedding = nn.Embedding(num_outputs, embedding)
         self.recurrent = nn.GRU(embedding, hidden, batch_first=True)
         self.head = nn.Linear(hidden, num_outputs)
@@ -87,3 +100,13 @@ class CharGru(Predictor):
         states, _ = self.recurrent(self.embedding(x))
         output: Tensor = self.head(states)
         return output
+
+
+def _two_axes(input_shape: tuple[int, ...], axes: str) -> tuple[int, int]:
+    """The shape of a sequence, which has two axes; their names are for the message."""
+    if len(input_shape) != 2:
+        raise ValueError(
+            f"inputs must be {axes}, got the shape {input_shape}; the models linear and mlp take "
+            "any shape"
+        )
+    return input_shape[0], input_shape[1]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from flray.models.autoencoder import Autoencoder, mean_over_pixels, quartered
 from flray.models.predictor import Batch
+from flray.values import require_sizes
 
 
 class SupervisedAe(Autoencoder):
@@ -33,6 +34,7 @@ class SupervisedAe(Autoencoder):
         weight: float = 1.0,  # Weight of the squared error, with variant: sae
     ) -> None:
         super().__init__()
+        require_sizes(latent=latent)
         if weight < 0:
             raise ValueError(f"weight must be >= 0, got {weight}")
         channels = image_shape[0]

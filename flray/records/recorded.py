@@ -38,7 +38,7 @@ Json = dict[str, Any]  # Any: JSON
 Row = Mapping[str, Any]  # Any: one value per column
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tenfold faster where libyaml is there
-COMPONENTS = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
+PART_FOLDER = "part"  # folder of a run that trains a part of its clients (sweeps/groups.py)
 # Keys of environment.json
 CONFIGURATIONS, SCORES, CLIENT_NAMES = "configurations", "scores", "client_names"
 GROUP_NAMES = "group_names"
@@ -156,7 +156,7 @@ class RunRecords:
             "rounds": sum(n <= t for n in self._recorded_rounds()),
             "evaluations": self._scores.num_evaluations(t, self._summary.exists()),
             "clusterings": tables.num_files(self._clusterings, "npz", t),
-            "rounds of components": tables.num_files(self.path / COMPONENTS, "parquet", t),
+            "rounds of components": tables.num_files(self.path / PART_FOLDER, "parquet", t),
         }
 
     def _recorded_rounds(self) -> list[int]:

@@ -191,10 +191,10 @@ def pairs_text(pairs: Sequence[float], decimals: int = 2) -> str:
 def clustering_sheet(experiments: Experiments) -> Sheet | None:
     """FL+HC's columns: the round after the clustering and the last, with ratios to the reference.
 
-    Columns are the mean test accuracy and the share of clients that reach `evaluate.target`, each
-    after the clustering and at the end, and the ARI of the clusters. Ratios are taken at the same
-    seed and round. Experiments with another score than the first one are left out, since their
-    target is another one too. None if no experiment but the reference clustered.
+    Columns are the mean of the first score on test parts and the share of clients that reach
+    `evaluate.target`, each after the clustering and at the end, and the ARI of the clusters. Ratios
+    are taken at the same seed and round. Experiments with another score than the first one are left
+    out, since their target is another one too. None if no experiment but the reference clustered.
     """
     references, score = references_of(experiments), score_of(experiments)
     bases = dict.fromkeys(references.values())

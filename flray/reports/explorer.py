@@ -24,6 +24,7 @@ from flray.reports.geometry import Matrix, leaf_order, plane, tree_of
 from flray.reports.runs import RunRecord
 from flray.reports.style import GROUPS
 from flray.reports.sweeps import enclosing_sweep, holds_sweep, read_sweep
+from flray.values import ROUNDING, highest_equal
 
 PARTITION = "algorithm.clustering.partition"
 NUMBER = f"{PARTITION}.number"
@@ -59,6 +60,7 @@ def explorer(clustering: ClusteringRecord, run: RunRecord) -> Plain | None:
         "clients": clustering.clients.tolist(),
         "merges": tree[:, :2].astype(np.int64).tolist(),
         "heights": tree[:, 2].tolist(),
+        "rounding": ROUNDING,
         "leaves": leaf_order(clustering).tolist(),
         "groups": None if groups is None else np.unique(groups, return_inverse=True)[1].tolist(),
         "points": _thousandths(points[kept]),
@@ -137,7 +139,7 @@ def trained_cuts(run: RunRecord, tree: Matrix) -> list[Plain]:
 def _num_clusters(tree: Matrix, row: "pd.Series[Any]", cuts: list[str]) -> int | None:
     """How many clusters a row's threshold or number makes of the tree; None: it has neither."""
     if THRESHOLD in cuts and pd.notna(row[THRESHOLD]):
-        return 1 + int((tree[:, 2] > row[THRESHOLD]).sum())
+        return 1 + int((tree[:, 2] > highest_equal(row[THRESHOLD])).sum())
     return int(row[NUMBER]) if NUMBER in cuts and pd.notna(row[NUMBER]) else None
 
 

@@ -13,6 +13,7 @@ from flray.records.clusterings import clustering_files, read_clustering
 from flray.records.run_directory import RunDirectory
 from flray.reports.columns import column_of
 from flray.reports.configuration import value_at
+from flray.values import highest_equal
 
 Row = Mapping[str, Any]  # a row of rounds.parquet; Any: numbers and texts
 # Keys added to a row
@@ -102,8 +103,8 @@ def _merges(low: float, high: float, threshold: float | None) -> str:
     'merges 0.5 to 1.9: the threshold 3 is above every merge, so there is one cluster'
     """
     text = f"merges {low:.3g} to {high:.3g}"
-    if threshold is not None and threshold >= high:
+    if threshold is not None and highest_equal(threshold) >= high:
         text += f": the threshold {threshold:g} is above every merge, so there is one cluster"
-    elif threshold is not None and threshold < low:
+    elif threshold is not None and highest_equal(threshold) < low:
         text += f": the threshold {threshold:g} is below every merge, so every client is alone"
     return text

@@ -178,7 +178,7 @@ class RunRecord:
 
     @property
     def is_evaluated(self) -> bool:
-        """True if at least one round so far has a test accuracy."""
+        """True if at least one round so far has a score on test parts."""
         return len(self.evaluated()) > 0
 
     def last_test(self) -> pd.DataFrame:

@@ -38,11 +38,10 @@ WRITE_EVERY_S = 5.0
 def branches(experiment: Experiment) -> bool:
     """True if the experiment is FedAvg up to a clustering, and has enough rounds to reach it.
 
-    With `recluster.when: auto` the round of the clustering is not known before, and the row runs
-    alone.
-
     Then its rounds before the clustering can be taken from a `Prefix`;
-    `flray.algorithms.algorithm.Branching` describes such algorithms.
+    `flray.algorithms.algorithm.Branching` describes such algorithms. False with
+    `recluster.when: auto`, where the round of the clustering is not known before: such a row runs
+    alone.
     """
     algorithm = experiment.algorithm.build()
     is_auto = getattr(getattr(algorithm, "recluster", None), "is_auto", False)

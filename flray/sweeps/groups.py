@@ -34,7 +34,7 @@ from flray.engines.plan import num_local_steps
 from flray.execution.federation import Share, nobody
 from flray.models.bank import ModelBank, sha256_of
 from flray.records import tables
-from flray.records.recorded import COMPONENTS
+from flray.records.recorded import PART_FOLDER
 from flray.records.run_directory import RunDirectory
 from flray.records.score_files import PARTS, scores_in
 from flray.runs.assemble import facts_of
@@ -108,7 +108,7 @@ class GroupRecorder(Callbacks):
         ]
         self.share.trained.clear()
         if parts and t > self.share.after:
-            folder = self.directory.path / COMPONENTS
+            folder = self.directory.path / PART_FOLDER
             folder.mkdir(exist_ok=True)
             columns = ({ROUND: np.full(len(part[CLIENT]), t), **part} for part in parts)
             table = tables.join([pa.table(part) for part in columns])
@@ -131,7 +131,7 @@ class GroupRecorder(Callbacks):
         return True
 
     def _rounds(self) -> pd.DataFrame:
-        files = tables.files_of_rounds(self.directory.path / COMPONENTS, "parquet")
+        files = tables.files_of_rounds(self.directory.path / PART_FOLDER, "parquet")
         joined = tables.join([pa.table({ROUND: nobody()}), *map(tables.read, files)])
         frame: pd.DataFrame = joined.to_pandas()
         return frame.reindex(columns=[ROUND, CLIENT, LOSS, STEPS])

@@ -32,7 +32,7 @@ from flray.execution.federation import Federation, Meter, Share
 from flray.execution.nodes import wait_for_resources
 from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank
-from flray.records.recorded import COMPONENTS
+from flray.records.recorded import PART_FOLDER
 from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter
 from flray.runs.assemble import assemble, build_federation, open_directory
@@ -392,7 +392,7 @@ class Trial:
         assembly.put_together(records_of(self.cache, groups))
         shutil.rmtree(made.checkpoints, ignore_errors=True)
         os.replace(made.path, self.directory.path)
-        shutil.rmtree(self.directory.path / COMPONENTS, ignore_errors=True)
+        shutil.rmtree(self.directory.path / PART_FOLDER, ignore_errors=True)
         shutil.rmtree(self.part_folder)
 
     def _train_some(self, branch: Branch, groups: Groups) -> RunDirectory:

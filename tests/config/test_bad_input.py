@@ -184,6 +184,20 @@ def test_what_does_not_fit_into_memory_is_one_line(error) -> None:
         component.build()
 
 
+def test_a_model_that_indexes_its_shape_wrongly_is_refused_with_the_shape() -> None:
+    def of_sequences(input_shape: tuple[int, ...]) -> int:
+        return input_shape[1]
+
+    component = Component("model", "mine", of_sequences, {}, {})
+    assert component.build(input_shape=(8, 6)) == 6
+    message = r"^model mine takes no inputs of the shape \(4,\) \(IndexError: .*\); choose another"
+    with pytest.raises(ExperimentError, match=message):
+        component.build(input_shape=(4,))
+    without_shape = Component("model", "mine", lambda: ()[0], {}, {})
+    with pytest.raises(IndexError):  # a mistake of its own, whose traceback its author needs
+        without_shape.build()
+
+
 LONG = "long" * 25_000
 
 

@@ -1,5 +1,6 @@
 """Components from outside the package, and the package from Python."""
 
+import json
 import shutil
 import sys
 from contextlib import chdir
@@ -11,6 +12,7 @@ import flray
 from flray.cli.campaign import read_campaign
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.imports import is_inside_run
 from flray.runs.preparing import prepare
 from flray.sweeps.space import parse_space
 
@@ -224,6 +226,20 @@ def test_no_file_of_the_current_folder_takes_the_place_of_an_installed_module(ou
         patch.setattr(sys, "path", [entry for entry in sys.path if entry != str(outside)])
         parse_experiment({**TINY, "algorithm": "mine_of_tests:HalfWay"})
         assert sys.path[-1] == str(outside)
+
+
+COMMAND = json.dumps({"overrides": [], "runs": []})
+FOREIGN = ["", "{", "[]", "null", '{"runs": []}', '{"argv": ["make"]}', "[" * 100_000, "ÿ"]
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=lambda content: repr(content[:12]))
+def test_a_file_command_json_of_another_program_makes_no_folder_of_runs(content, tmp_path) -> None:
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    (tmp_path / "command.json").write_text(content, encoding="latin-1")
+    assert not is_inside_run(here)
+    (tmp_path / "command.json").write_text(COMMAND)
+    assert is_inside_run(here)
 
 
 @pytest.fixture

@@ -90,6 +90,8 @@ def test_small_clients_are_refused_by_name_or_left_out() -> None:
         ({"clients": 3}, "mine has 2 clients with at least 1 examples, and 3 of 3 are needed"),
         ({"clients": 1, "holdout": 1}, "mine has 2 clients .* and 2 of 1 are needed"),
         ({"min_samples": 50}, "mine has 0 clients with at least 50 examples"),
+        ({"server": 18}, "mine has 0 clients .* beside the 18 of the .*; lower split.server,"),
+        ({"server": 17, "clients": 2}, "mine has 1 clients .* beside the 17 .*split.server,"),
         ({"test_by": "week"}, "test_by is 'week', .* no such column; known: share, time"),
     ],
 )

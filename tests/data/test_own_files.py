@@ -161,6 +161,17 @@ def test_too_many_texts_are_no_feature() -> None:
         table(names, group=None, time=None)
 
 
+def test_columns_may_have_numbers_as_names() -> None:
+    features = pd.DataFrame([[1.0, 2.0], [3.0, 4.0]])  # whose columns pandas names 0 and 1
+    frame = features.assign(hospital=["b", "a"], outcome=[1, 0])
+    data = table(frame, group=None, time=None)
+    assert data.images.tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    assert table(frame, group=None, time=None, features=("1",)).images.tolist() == [[4.0], [2.0]]
+    assert list(frame.columns) == [0, 1, "hospital", "outcome"]  # as the caller has it
+    with pytest.raises(ExperimentError, match="visits has two columns '0'; rename or remove one"):
+        table(frame.assign(**{"0": 5.0}), group=None, time=None)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -313,3 +324,7 @@ def test_clients_may_be_pairs_or_torch_datasets() -> None:
     assert np.array_equal(pairs.labels, sets.labels)
     with pytest.raises(ExperimentError, match=r"client 1 has inputs \(1, 3\) and targets \(1,\)"):
         join_clients([(x, y), (torch.zeros(1, 3), y[:1])])
+    with pytest.raises(
+        ExperimentError, match="expected at least one client, got none; give a pair"
+    ):
+        join_clients([])

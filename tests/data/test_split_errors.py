@@ -288,3 +288,38 @@ def test_training_and_test_images_of_two_kinds_are_refused() -> None:
     x, y = np.zeros((4, 5, 5), np.uint8), np.array([0, 1, 0, 1])
     with pytest.raises(ExperimentError, match="training images are uint8 and test images float32"):
         from_tensors(x, y, x / 255, y)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((20, 18, 6, 8), "each of 20 training images, got 18 labels; x_train and y_train"),
+        ((20, 20, 6, 8), "each of 6 test images, got 8 labels; x_test and y_test"),
+        ((20, 18), "each of 20 training images, got 18 labels"),
+    ],
+)
+def test_each_part_has_as_many_labels_as_images(sizes: tuple[int, ...], message: str) -> None:
+    """20 + 6 images and 18 + 8 labels are as many in all, shifted by two."""
+    arrays = [np.zeros((n, 5, 5)) if k % 2 == 0 else np.arange(n) for k, n in enumerate(sizes)]
+    with pytest.raises(ExperimentError, match=message):
+        from_tensors(*arrays)
+
+
+@pytest.mark.parametrize(("given", "missing"), [("x_test", "y_test"), ("y_test", "x_test")])
+def test_half_a_test_part_is_refused(given: str, missing: str) -> None:
+    parts = {"x_test": np.zeros((4, 5, 5)), "y_test": np.array([0, 1, 0, 1])}
+    with pytest.raises(ExperimentError, match=f"x_test and y_test, got no {missing}; give both or"):
+        from_tensors(parts["x_test"], parts["y_test"], **{given: parts[given]})
+
+
+@pytest.mark.parametrize(("part", "value"), [("training", NAN), ("test", INF), ("test", -INF)])
+def test_images_that_are_not_finite_are_refused_by_row(part: str, value: float) -> None:
+    clean, wrong, y = np.zeros((4, 5, 5)), np.zeros((4, 5, 5)), np.array([0, 1, 0, 1])
+    wrong[2:, 3, 4] = value
+    x, x_test = (wrong, clean) if part == "training" else (clean, wrong)
+    message = rf"{part} images must be finite numbers, got {value} in row 2 \(2 such rows\)"
+    with pytest.raises(ExperimentError, match=message):
+        from_tensors(x, y, x_test, y)

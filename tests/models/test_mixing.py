@@ -11,7 +11,7 @@ from flray.models.mixing import (
     MixingRow,
     Relation,
     Weighted,
-    distinct,
+    first_and_inverse,
     mix,
     rows_of_clients,
 )
@@ -46,7 +46,7 @@ def test_distinct_numbers_are_those_of_unique(largest: int) -> None:
     for num in (0, 1, 2, 50):
         numbers = rng.integers(0, largest, num)
         _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
-        for mine, theirs in zip(distinct(numbers), (first, place), strict=True):
+        for mine, theirs in zip(first_and_inverse(numbers), (first, place), strict=True):
             assert mine.tolist() == theirs.tolist()
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from flray.config.binding import bind_component
+from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of
 from flray.models.dropout import KeyedDropout, dropout_keys
@@ -43,6 +44,49 @@ def test_images_of_which_convolutions_leave_nothing_are_refused(name, fields, le
     for side in (least - 1, least // 2):
         with pytest.raises(ValueError, match=f"at least {least}x{least}, got 28x{side}"):
             MODELS[name]((1, 28, side), 3, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "shape", "message"),
+    [
+        (
+            "gru",
+            {},
+            (4,),
+            r"must be \(instants, channels\), got the shape \(4,\); .* linear and mlp",
+        ),
+        ("gru", {}, (1, 8, 8), r"must be \(instants, channels\), got the shape \(1, 8, 8\)"),
+        ("cnn1d", {}, (4,), r"must be \(channels, instants\), got the shape \(4,\); .* linear and"),
+        ("cnn1d", {}, (1, 8, 8), r"must be \(channels, instants\), got the shape \(1, 8, 8\)"),
+        ("cnn1d", {}, (6, 1), "must have at least 2 instants with kernel 5, got 1"),
+        ("cnn1d", {"kernel": 0}, (6, 8), "kernel must be >= 1, got 0"),
+        ("cnn1d", {"channels": 0}, (6, 8), "channels must be >= 1, got 0"),
+        ("gru", {"hidden": 0}, (8, 6), "hidden must be >= 1, got 0"),
+        ("char_gru", {"hidden": 0}, (8,), "hidden must be >= 1, got 0"),
+        ("char_gru", {"embedding": 0}, (8,), "embedding must be >= 1, got 0"),
+        ("mlp", {"hidden": [8, 0]}, (6, 8), r"hidden must be >= 1, got \(8, 0\)"),
+        ("mlp", {"hidden": [-1]}, (6, 8), r"hidden must be >= 1, got \(-1,\)"),
+        ("mlp200", {"hidden": 0}, (1, 8, 8), "hidden must be >= 1, got 0"),
+        ("conv_ae", {"latent": 0}, (1, 8, 8), "latent must be >= 1, got 0"),
+        ("residual_conv_ae", {"latent": 0}, (1, 8, 8), "latent must be >= 1, got 0"),
+        ("supervised_ae", {"latent": 0}, (1, 8, 8), "latent must be >= 1, got 0"),
+        ("repa_net", {"latent": 0}, (1, 8, 8), "latent must be >= 1, got 0"),
+    ],
+)
+def test_inputs_and_sizes_that_no_layer_takes_are_refused(name, fields, shape, message) -> None:
+    component = bind_component("model", MODELS, {"name": name, **fields}, "model", FROM_DATASET)
+    facts = {"image_shape": shape, "input_shape": shape, "num_classes": 3, "num_outputs": 3}
+    with pytest.raises(ExperimentError, match=f"^model {name}: .*{message}"):
+        component.build(**facts)
+
+
+@pytest.mark.parametrize(("kernel", "least"), [(1, 2), (2, 1), (4, 1), (5, 2), (99, 2)])
+def test_cnn1d_takes_the_fewest_instants_that_pooling_leaves_one_of(kernel, least) -> None:
+    """Padding of kernel // 2 on both sides keeps the instants if the kernel is odd, or adds one."""
+    model = MODELS["cnn1d"]((3, least), 4, kernel=kernel)
+    assert model(torch.zeros(2, 3, least)).shape == (2, 4)
+    with pytest.raises(ValueError, match=f"at least {least} instant"):
+        MODELS["cnn1d"]((3, least - 1), 4, kernel=kernel)
 
 
 @pytest.mark.parametrize("name", MODELS)

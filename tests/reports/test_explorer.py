@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score
 
+from flray.clustering.hierarchical import Hierarchical
 from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.reports.explorer import (
     NUMBER,
@@ -21,11 +23,13 @@ from flray.reports.explorer import (
     nearest_neighbours,
     trained_cuts,
 )
+from flray.reports.lines import _merges
 from flray.reports.page import write_page
 from flray.reports.runs import read_run
 
 pytestmark = pytest.mark.slow
 LINKAGE = "algorithm.clustering.partition.linkage"
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 PROBE = """<script>
 const probed = [];
@@ -127,6 +131,30 @@ class TestData:
         write_sweep(tmp_path / "s", [*rows, baseline])
         run = read_run(written(tmp_path / "s" / "runs" / "0000"))
         assert [cut["clusters"] for cut in trained_cuts(run, CLUSTERING["linkage"])] == [3, 5]
+
+    def test_a_threshold_merges_at_its_own_height_whatever_the_last_digits(self, tmp_path):
+        """1 - 0.7 is 0.30000000000000004: the run merges there with the threshold 0.3."""
+        write_sweep(tmp_path / "s", rows_over(THRESHOLD, [0.3, 0.29]))
+        run = read_run(written(tmp_path / "s" / "runs" / "0000", partition={"threshold": 0.3}))
+        tree = np.array([[0.0, 1.0, 1 - 0.7, 2.0]])
+        assert Hierarchical("average", threshold=0.3).cut(tree, None).tolist() == [0, 0]
+        cuts = trained_cuts(run, tree)
+        assert [(cut["clusters"], cut["score"]) for cut in cuts] == [(1, 0.0), (2, 0.1)]
+        assert "is above every merge, so there is one cluster" in _merges(1 - 0.7, 1 - 0.7, 0.3)
+        assert "is below every merge" in _merges(1 - 0.7, 1 - 0.7, 0.29)
+
+    @needs_node
+    def test_the_page_merges_where_the_run_does(self, tmp_path):
+        run = read_run(written(tmp_path / "a"))
+        rounding = explorer(ClusteringRecord(**CLUSTERING), run)["rounding"]
+        tree = json.dumps({"heights": [0.1, 1 - 0.7], "rounding": rounding})
+        script = files("flray.reports").joinpath("templates/explorer.js").read_text("utf-8")
+        calls = [f"mergesBelow({tree}, {threshold})" for threshold in (0.29, 0.3, 0.31)]
+        calls.append(f"Number(shortest({tree}, {1 - 0.7}))")
+        page = "globalThis.document = {querySelectorAll: () => []};"
+        code = f"{page} {script}; console.log(JSON.stringify([{', '.join(calls)}]));"
+        done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == [1, 2, 2, 0.3]
 
     @pytest.mark.parametrize("num_clients", [100, 2000])
     def test_it_stays_small(self, tmp_path, num_clients):

@@ -19,11 +19,11 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least
+from flray.data.checks import check_at_least, refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.folder import data_folder, reading
 from flray.data.dealing import known_source
-from flray.data.owned import TIME, Rows, refuse_rows, window_rows
+from flray.data.owned import TIME, Rows, window_rows
 from flray.errors import ExperimentError
 
 if TYPE_CHECKING:

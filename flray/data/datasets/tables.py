@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flray.data.checks import refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.own_files import Columns, Names, read_table
-from flray.data.owned import Rows, coded, refuse_rows
+from flray.data.owned import Rows, coded
 from flray.errors import ExperimentError
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ class Table:
         return self.of(read_table(self.file), Path(self.file).stem)
 
     def of(self, frame: "pd.DataFrame", name: str) -> Dataset:
-        """The dataset of a data frame."""
+        """The dataset of a data frame; columns that it names by numbers have these as texts."""
+        frame = frame.set_axis(frame.columns.map(str), axis=1)
         columns = Columns.of_frame(name, frame)
         owners = (self.client,) if isinstance(self.client, str) else self.client
         special = {*owners, self.target, self.group, self.time}
-        others = [str(column) for column in frame.columns if column not in special]
+        others = [column for column in frame.columns if column not in special]
         chosen = others if self.features is None else list(self.features)
         if self.target in chosen:
             raise ExperimentError(f"{self.target} is the target: leave it out of dataset.features")

@@ -89,10 +89,11 @@ class Natural:
         chosen = generator(seed, "split.clients").permutation(eligible)[: self.clients]
         wanted = max(self.clients or 1, self.holdout + 1)
         if len(chosen) < wanted:
+            public = f" beside the {self.server} of the server" if self.server else ""
             raise ExperimentError(
                 f"{dataset.name} has {len(eligible)} clients with at least {self.min_samples or 1} "
-                f"examples, and {wanted} of {self.clients or len(eligible)} are needed; lower "
-                "split.min_samples, clients or holdout"
+                f"examples{public}, and {wanted} of {self.clients or len(eligible)} are needed; "
+                f"lower split.{'server, ' if self.server else ''}min_samples, clients or holdout"
             )
         return np.sort(chosen)
 

@@ -7,8 +7,9 @@ function cutLabels(merges, k) {
   for (let j = k - 1; j >= 0; j--) for (const child of merges[j]) node[child] = node[m + j];
   return node.slice(0, m);
 }
-function mergesBelow(heights, threshold) {
-  return heights.filter((height) => height <= threshold).length;
+// A height that differs from the threshold in its last digits counts as equal, as in the run.
+function mergesBelow({heights, rounding}, threshold) {
+  return heights.filter((height) => height <= threshold * (1 + rounding)).length;
 }
 // A height strictly between two merges; equal heights have none between them.
 function heightBetween(heights, k) {
@@ -17,10 +18,10 @@ function heightBetween(heights, k) {
   return (heights[k - 1] + heights[k]) / 2;
 }
 // As few digits as keep the cut.
-function shortest(heights, threshold) {
+function shortest(tree, threshold) {
   for (let digits = 3; digits < 17; digits++) {
     const text = String(Number(threshold.toPrecision(digits)));
-    if (mergesBelow(heights, Number(text)) === mergesBelow(heights, threshold)) return text;
+    if (mergesBelow(tree, Number(text)) === mergesBelow(tree, threshold)) return text;
   }
   return String(threshold);
 }
@@ -163,10 +164,10 @@ function explore(box) {
     if (here) texts.push(`trained at this cut: ${here.text}`);
     else if (data.trained.length) texts.push("no row of the sweep trained this cut");
     words.textContent = texts.join("; ");
-    const value = data.key === "number" ? String(m - k) : shortest(heights, cut);
+    const value = data.key === "number" ? String(m - k) : shortest(data, cut);
     code.textContent = data.yaml.replace(/'?<cut>'?/, () => value);
     slider.value = cut;
-    threshold.value = shortest(heights, cut);
+    threshold.value = shortest(data, cut);
     number.value = m - k;
     drawTree(of);
     drawSquares(labels, of);
@@ -177,7 +178,7 @@ function explore(box) {
   function cutAt(height) {
     if (!Number.isFinite(height)) return;
     cut = Math.min(Math.max(height, 0), top);
-    k = mergesBelow(heights, cut);
+    k = mergesBelow(data, cut);
     show();
   }
   function cutTo(clusters) {
