@@ -192,12 +192,11 @@ def coordinates(points: Tensor) -> NDArray[np.float64]:
     """
     is_moved = points.any(1)
     moved = points[is_moved].double()
-    found = points.double()
     if 0 < len(moved) < points.shape[1]:
         eigenvalues, eigenvectors = torch.linalg.eigh(moved @ moved.T)
-        found = eigenvectors.new_zeros(len(points), len(moved))
-        found[is_moved] = eigenvectors * eigenvalues.clamp(min=0).sqrt()
-    return np.asarray(found.cpu(), np.float64)
+        points = eigenvectors.new_zeros(len(points), len(moved))
+        points[is_moved] = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return np.asarray(points.cpu(), np.float64)
 
 
 def lloyd(points: Tensor, centres: Tensor) -> tuple[Ids, Tensor]:
