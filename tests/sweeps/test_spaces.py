@@ -44,6 +44,7 @@ BESIDE = (
     "flis_baselines",
     "flis_beta",
     "flis_curves",
+    "flis_dirichlet",
     "flis_svhn_recut",
     "flt_cifar10_signatures",
     "flt_mixed",
