@@ -27,7 +27,8 @@ from flray.records.clusterings import ClusteringRecord, read_clusterings
 from flray.records.run_directory import RunDirectory
 from flray.reports.clustering_figures import CLUSTERING_FIGURES, clustering_figures, when
 from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
-from flray.reports.runs import RunRecord, experiment_names, read_run, run_folders
+from flray.reports.runs import RunRecord, read_run, run_folders
+from flray.reports.settings import experiment_names
 from flray.runs.assemble import deployed_models
 
 RUN_FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "bytes": efficiency_figure}

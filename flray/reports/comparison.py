@@ -13,7 +13,8 @@ from flray import columns as recorded
 from flray.columns import ScoreColumn
 from flray.reports.columns import Heading, column_of, finite, scaled, with_unit
 from flray.reports.ratios import Measured, mean_ratio
-from flray.reports.runs import Experiments, RunRecord, score_of, settings_text
+from flray.reports.runs import Experiments, RunRecord, score_of
+from flray.reports.settings import settings_text
 from flray.reports.sheets import Fields, Sheet, mark_fields, seed_mean, sheet_of
 from flray.wording import counted
 

@@ -17,7 +17,8 @@ from flray.records.clusterings import ClusteringRecord, read_clustering
 from flray.records.recorded import CLIENT_NAMES
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.measures import experiments_sheet
-from flray.reports.runs import Experiments, RunRecord, finished, without
+from flray.reports.runs import Experiments, RunRecord, finished
+from flray.reports.settings import without
 from flray.reports.sheets import Sheet
 from flray.reports.style import matched_colours
 

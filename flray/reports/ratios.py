@@ -12,7 +12,8 @@ from pathlib import Path
 
 from flray.columns import PARAMS_SHA256, SPLIT_SHA256
 from flray.reports.columns import finite
-from flray.reports.runs import RunRecord, settings_text
+from flray.reports.runs import RunRecord
+from flray.reports.settings import settings_text
 
 # Keys in which a run and its baseline may differ, each with all keys below it.
 _FREE = ("algorithm", "uses_ground_truth", "evaluate.every", "evaluate.also", "evaluate.on")

@@ -5,9 +5,6 @@ inside sweeps, that may fill a published table. A run directory is recognised by
 (`holds_run`), wherever it lies; nothing here writes into one.
 """
 
-import json
-import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +16,6 @@ import pandas as pd
 
 from flray import columns as recorded
 from flray.columns import ScoreColumns
-from flray.config.deciding import is_below, leaves
 from flray.errors import ExperimentError
 from flray.records.clusterings import clustering_files
 from flray.records.command import read_command
@@ -27,14 +23,11 @@ from flray.records.recorded import GROUP_NAMES
 from flray.records.run_directory import RunDirectory
 from flray.reports.columns import value_text
 from flray.reports.configuration import value_at
+from flray.reports.settings import SEED_FOLDER, readable_names, settings_text
 from flray.reports.sweeps import Sweep, enclosing_sweep, holds_sweep, read_sweep
 from flray.server.summary import checked_summary, numbers_so_far
 
 Plain = Mapping[str, Any]  # Any: YAML and JSON
-
-# Keys that do not change the experiment, each with all keys below it.
-NO_MATTER = ("execution", "tracking", "dataset.download", "on_client_failure")
-_SEED_FOLDER = re.compile(r"seed_\d+")
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class RunRecord:
     def folder(self) -> str:
         """The path relative to the folder of the experiment."""
         parts = self.path.parts
-        return "/".join(parts[-2:] if _SEED_FOLDER.fullmatch(parts[-1]) else parts[-1:])
+        return "/".join(parts[-2:] if SEED_FOLDER.fullmatch(parts[-1]) else parts[-1:])
 
     @property
     def title(self) -> str:
@@ -266,8 +259,10 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Sweep]]:
             paths.setdefault(path.resolve(), path)
     sweeps = [path for path in paths.values() if holds_sweep(path)]
     runs = [path for path in paths.values() if path not in sweeps]
-    named = zip(runs, experiment_names(runs), strict=True)
-    return [read_run(path, name) for path, name in named], [read_sweep(path) for path in sweeps]
+    records = [read_run(path) for path in runs]
+    names = readable_names(runs, [run.config for run in records])
+    named = [replace(run, name=name) for run, name in zip(records, names, strict=True)]
+    return named, [read_sweep(path) for path in sweeps]
 
 
 def row_runs(sweep: Sweep) -> list[RunRecord]:
@@ -338,42 +333,6 @@ def holds_run(path: Path) -> bool:
     """
     files = (path / "rounds.parquet", path / "environment.json")
     return RunDirectory(path).holds_run() and any(file.is_file() for file in files)
-
-
-def experiment_names(runs: Sequence[Path]) -> list[str]:
-    """The experiment of each run: the folder above its seeds, from where such folders differ.
-
-    >>> experiment_names([Path("x/a/seed_0"), Path("x/a/seed_1"), Path("x/b")])
-    ['a', 'a', 'b']
-    """
-    paths = [p.parent if _SEED_FOLDER.fullmatch(p.name) else p for p in runs]
-    if len(set(paths)) < 2:
-        return [path.name for path in paths]
-    common = Path(os.path.commonpath([str(path) for path in paths]))
-    return [path.relative_to(common).as_posix() if path != common else "." for path in paths]
-
-
-def without(config: Plain, keys: Sequence[str]) -> dict[str, Any]:  # Any: YAML
-    """The values of a configuration by dotted key, without `keys` and all keys below them.
-
-    >>> without({"seed": 0, "train": {"lr": 0.1, "epochs": 5}, "execution": {"block": 8}},
-    ...         ["execution", "train.lr"])
-    {'seed': 0, 'train.epochs': 5}
-    """
-    return {key: value for key, value in leaves(config).items() if not is_below(key, keys)}
-
-
-def settings_text(config: Plain, *left_out: str) -> str:
-    """The settings of an experiment, without `left_out`, as text: equal for equal settings.
-
-    Keys that cannot change a result (`NO_MATTER`) are always left out, and the order of keys does
-    not matter. Leave out the seed to compare the seeds of one experiment.
-
-    >>> first = {"seed": 0, "rounds": 5, "execution": {"block": 8}}
-    >>> settings_text(first, "seed") == settings_text({"rounds": 5, "seed": 1}, "seed")
-    True
-    """
-    return json.dumps(without(config, (*NO_MATTER, *left_out)), sort_keys=True, default=str)
 
 
 def _roots(folder: Path) -> list[Path]:

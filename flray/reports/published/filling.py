@@ -18,7 +18,8 @@ from flray.reports.published.layout import TableColumn, TableRow
 from flray.reports.published.matching import Conditions, Metric, condition_text, holds
 from flray.reports.published.tables import Table
 from flray.reports.ratios import Measured, mean_ratio
-from flray.reports.runs import NO_MATTER, RunRecord, settings_text, without
+from flray.reports.runs import RunRecord
+from flray.reports.settings import NO_MATTER, settings_text, without
 from flray.reports.sheets import Fields, mark_fields, numbers, seed_mean
 from flray.sweeps.ranking import TIE_BREAKERS, candidates, ranks
 
