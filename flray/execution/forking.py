@@ -233,7 +233,8 @@ def _forked(address: str, argv: list[str]) -> bool:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(address)
             sent = socket.send_fds(connection, [request[:LARGEST_PART]], [0, 1, 2])
-            connection.sendall(request[sent:])
+            if sent < len(request):  # else the fork may have ended by now, and nothing can be sent
+                connection.sendall(request[sent:])
             if connection.recv(len(READY)) != READY:
                 return False
             connection.recv(1)  # returns when the fork has ended

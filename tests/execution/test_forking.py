@@ -7,13 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
-from flray.execution.forking import forking_python, kept_forking_python
+from flray.execution.forking import (
+    LARGEST_PART,
+    READY,
+    _forked,
+    forking_python,
+    kept_forking_python,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +105,30 @@ def test_more_threads_are_an_ordinary_process(
     told, _ = told_by(python, program, tmp_path, OMP_NUM_THREADS="2")
     assert not told["has_torch"]
     assert told["variable"] == "1"
+
+
+def test_a_program_that_ends_at_once_is_not_run_again(tmp_path: Path, monkeypatch) -> None:
+    """The fork has ended before who asked for it goes on after sending the request."""
+    address = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
+        listener.bind(str(address))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(LARGEST_PART)
+                connection.sendall(READY)
+
+        served, send_fds = thread.submit(serve), socket.send_fds
+
+        def send_slowly(*request: Any) -> int:
+            sent = send_fds(*request)
+            served.result(TIMEOUT_S)
+            return sent
+
+        monkeypatch.setattr(socket, "send_fds", send_slowly)
+        assert _forked(str(address), ["program.py"])
 
 
 def test_without_a_server_an_ordinary_process_starts(program: Path, tmp_path: Path) -> None:
