@@ -5,12 +5,9 @@ torch for one client after another, which is oneDNN's on a CPU. `FusedConvolutio
 its own, is a kernel for GPUs, of a convolution with the ReLU and the pool that follow it.
 """
 
-import os
 import platform
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, Literal
 
 import torch
@@ -18,10 +15,10 @@ from torch import Tensor
 
 from flray.engines.stacked_layers import Convolution, Saved, Sink
 from flray.models.bank import Params
+from flray.models.kernels import compiles_kernels
 
 Form = Literal["patches", "direct", "fused"]
 WIDEST = 128  # input channels of a fused convolution: its kernel holds so many in shared memory
-OLDEST_TRITON = (3, 6)  # that of torch 2.10, with which the kernels were measured
 
 
 def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None = None) -> Form:
@@ -38,23 +35,8 @@ def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None
     ('direct', 'patches')
     """
     if device == "cuda":
-        return "fused" if dtype == torch.float32 and _compiles_kernels() else "patches"
+        return "fused" if dtype == torch.float32 and compiles_kernels() else "patches"
     return "direct" if (machine or platform.machine()) in ("x86_64", "AMD64") else "patches"
-
-
-@cache
-def _compiles_kernels() -> bool:
-    """True where Triton can compile for this GPU: it calls a C compiler, and needs tensor cores."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not torch.cuda.is_available():
-        return False
-    try:
-        import triton  # a second, on machines with a GPU only
-    except ImportError:
-        return False
-    major, minor, *_ = triton.__version__.split(".")
-    has_tensor_cores = torch.cuda.get_device_capability() >= (8, 0)
-    return has_tensor_cores and (int(major), int(minor)) >= OLDEST_TRITON
 
 
 @dataclass(frozen=True)

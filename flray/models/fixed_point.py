@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flray.data.dataset import Ids
 from flray.models.bank import Params
+from flray.models.kernels import compiles_kernels
 
 WeightArray = NDArray[np.float64]
 
@@ -107,8 +108,13 @@ def sums_one_by_one(
 
 
 def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """As `sums_one_by_one`, all together in few calls, which suits a GPU."""
+    """As `sums_one_by_one`, all together in one kernel or in few calls, which suits a GPU."""
     kind, _ = FIXED_POINT[leaf.dtype]
+    if leaf.is_cuda and compiles_kernels():
+        from flray.models.sum_kernel import sums_by_kernel  # Triton is not everywhere
+
+        starts = torch.from_numpy(np.cumsum([0, *sizes])).to(leaf.device)
+        return sums_by_kernel(leaf, positions, weights, starts, kind)
     length = max(LEAST_ROWS, ELEMENTS_ON_GPU // max(1, leaf.shape[1:].numel()))  # terms at a time
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
     into = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(leaf.device)

@@ -89,10 +89,11 @@ def differences(configs: Sequence[Plain]) -> list[str]:
     ['algorithm=fedavg', 'algorithm=local']
     """
     settings = [without(config, (*NO_MATTER, recorded.SEED)) for config in configs]
-    keys = sorted({key for each in settings for key in each})
+    keys = sorted({key for values in settings for key in values})
     texts = [""] * len(settings)
     for key in sorted(keys, key=lambda key: not key.startswith("algorithm")):
-        typed = [f"{key.removesuffix('.name')}={setting_text(each.get(key))}" for each in settings]
+        name = key.removesuffix(".name")
+        typed = [f"{name}={setting_text(values.get(key))}" for values in settings]
         longer = [f"{text} {more}".strip() for text, more in zip(texts, typed, strict=True)]
         if len({*longer}) > len({*texts}):
             texts = longer

@@ -160,9 +160,9 @@ def test_training_with_fused_layers_is_the_loop(fused, momentum, hook) -> None:
 
 
 def test_a_gpu_without_a_compiler_takes_patches(monkeypatch) -> None:
-    monkeypatch.setattr(convolutions, "_compiles_kernels", lambda: False)
+    monkeypatch.setattr(convolutions, "compiles_kernels", lambda: False)
     assert form_of("cuda") == "patches"
-    monkeypatch.setattr(convolutions, "_compiles_kernels", lambda: True)
+    monkeypatch.setattr(convolutions, "compiles_kernels", lambda: True)
     assert form_of("cuda") == "fused"
     assert form_of("cuda", torch.float64) == "patches"
     assert write_out(Pooled(), "example_losses") is not None

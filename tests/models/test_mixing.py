@@ -262,5 +262,8 @@ def test_sums_on_a_gpu_are_those_of_a_cpu() -> None:
     terms = Terms(
         places, tuple(draw.random(len(each)) for each in places), {"w": np.array([9, 20, 17, 3])}
     )
-    leaf = torch.from_numpy(draw.normal(size=(7, 50, 3))).float()
-    assert torch.equal(terms({"w": leaf.cuda()})["w"].cpu(), terms({"w": leaf})["w"])
+    leaf = torch.from_numpy(draw.normal(size=(7, 500, 3))).float()
+    leaf[0] = torch.arange(1500).view(500, 3) / 2.0**10  # products of any size
+    for models in (leaf, leaf.double(), leaf.transpose(1, 2)):
+        summed = terms({"w": models.cuda()})["w"].cpu()
+        assert torch.equal(summed, terms({"w": models})["w"])
