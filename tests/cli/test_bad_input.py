@@ -22,7 +22,7 @@ from scenarios import TINY
 
 pytestmark = pytest.mark.slow
 
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 CLUSTERED = override(TINY, ["algorithm={name: flhc, rounds_before: 1}", "rounds=3"])
 BASES = [
     TINY,

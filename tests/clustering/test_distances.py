@@ -145,7 +145,7 @@ def test_an_offset_common_to_all_clients_costs_no_second_pass(monkeypatch):
         lambda shape: arrays(np.int64, shape, elements=st.integers(-3, 3))
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_distances_of_small_integers(distance, metric, values):
     """Full of duplicates, opposites, multiples and zeros; |x|_2² and x y are exact."""
     D = distance(vectors(values.astype(np.float32)))

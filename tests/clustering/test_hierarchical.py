@@ -94,7 +94,7 @@ def test_number_is_exact_where_all_distances_are_equal(method):
     values=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=12),
     method=st.sampled_from(LINKAGES),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_numbers_nest_and_thresholds_agree_with_scipy_on_ties(values, method):
     those = related(np.array(values, dtype=float))
     tree = Hierarchical(method, number=1).tree(those)

@@ -41,7 +41,7 @@ relations = st.integers(1, 8).flatmap(
 
 
 @given(relation=relations)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_components_are_who_can_be_reached(relation):
     reach = relation.copy()
     for _ in relation:
@@ -58,7 +58,7 @@ def test_a_chain_is_one_component_and_weak_strengths_connect():
 
 
 @given(relation=relations)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_are_the_clients_with_the_same_neighbours(relation):
     labels = Rows()(relating(relation)).labels
     for i, j in np.ndindex(relation.shape):
@@ -119,7 +119,7 @@ def test_hdbscan_clusters_may_be_smaller_when_asked():
 
 
 @given(num_clients=st.integers(1, 20), data=st.data(), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_clusters_are_exactly_as_many_and_of_equal_size(num_clients, data, seed):
     number = data.draw(st.integers(1, num_clients))
     labels = Random(number)(related(np.zeros((num_clients, 1)), seed=seed)).labels

@@ -114,7 +114,7 @@ def test_wasserstein_refuses_sets_that_repeat_too_often(monkeypatch):
         )
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_table_finds_what_the_hungarian_method_finds(cost):
     least = least_assignment(cost)
     for pair in range(2):

@@ -22,7 +22,7 @@ from mutations import mutated, values
 from scenarios import TINY
 
 ROOT = Path(__file__).parents[2]
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=4000)
 
 

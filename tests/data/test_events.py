@@ -234,7 +234,7 @@ SPLITS = st.sampled_from(
         Rotation(clients=6, degrees=(0, 90), server=4).split(DATASET, 0),
     ]
 )
-law = settings(max_examples=50, deadline=None)
+law = settings(max_examples=50)
 
 
 def splits_of(timeline: Timeline) -> list[Split]:

@@ -22,7 +22,7 @@ def owned(sizes: list[int], **fields) -> Dataset:
     return Rows(np.arange(float(num)), np.zeros(num), owner, owner % 2, **fields).dataset("mine")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, SHARES, SHARES, st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
 def test_a_split_by_time_has_no_leak(sizes, test, validation, length, every, seed) -> None:
     """All instants of a training window are before all of validation, and these before test."""
@@ -37,7 +37,7 @@ def test_a_split_by_time_has_no_leak(sizes, test, validation, length, every, see
         assert (parts[1] < parts[2].min()).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, SHARES, st.integers(0, 3))
 def test_a_value_of_a_column_is_in_one_part(sizes, share, seed) -> None:
     day = np.random.default_rng(seed).integers(0, 4, sum(sizes))
@@ -51,7 +51,7 @@ def test_a_value_of_a_column_is_in_one_part(sizes, share, seed) -> None:
         assert sum(map(len, days)) == len(set.union(*days))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, SHARES, st.integers(0, 9), st.integers(0, 1), st.integers(0, 3))
 def test_each_owner_is_a_client_and_every_example_has_one_place(
     sizes, share, server, holdout, seed

@@ -83,7 +83,7 @@ def test_iid_ignores_the_source_unless_told() -> None:
 # pathological
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 12), st.integers(0, 1000))
 def test_label_sets_are_distinct_and_balanced_for_any_numbers(
     clients: int, labels_each: int, more_classes: int, seed: int
@@ -343,7 +343,7 @@ def test_dirichlet_honours_min_samples() -> None:
     assert min(len(own_images(split, client)) for client in range(10)) >= 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1000), st.sampled_from([1e-6, 0.1, 1.0]))
 def test_full_clients_get_nothing_of_later_labels(seed: int, alpha: float) -> None:
     by_label = [np.arange(label * 60, label * 60 + 60) for label in range(10)]

@@ -82,7 +82,7 @@ ANY_SPLIT = st.one_of(
 )
 RULES = st.sampled_from(["own_split", "proportional", "all_of_labels"])
 SEEDS = st.integers(0, 1000)
-law = settings(max_examples=60, deadline=None)
+law = settings(max_examples=60)
 
 
 def images(split: Split, part: tuple[Ids, ...]) -> list[Ids]:

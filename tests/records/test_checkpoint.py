@@ -348,7 +348,7 @@ def next_state(state, step):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(step, min_size=1, max_size=15), st.sampled_from([2, 3, 8]))
 def test_any_sequence_of_changes_comes_back_bit_by_bit(steps, max_files):
     state = {"table": np.zeros((4, 3), dtype=np.float32), "owner": torch.zeros(2)}
@@ -389,7 +389,7 @@ def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path):
     assert not list(tmp_path.glob("round_*"))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_bytes_that_changed_are_noticed_and_the_checkpoint_before_is_taken(data):
     """Whatever is cut off, flipped or overwritten, the state is one that was saved."""
