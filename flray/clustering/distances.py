@@ -5,6 +5,7 @@ diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage ne
 name that scipy and scikit-learn have for the distance, where they know it.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,6 +24,7 @@ from flray.clustering.points import Matrix, Points
 CANCELS = 1e-4
 # Rounding moves a unit vector by about 1e-16: smaller squared distances are rounding errors.
 SAME_DIRECTION = 1e-30
+FEW_ELEMENTS = 64  # of vectors that may be equal, looked at first
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,24 @@ def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None)
     length = gram.diagonal()
     both = length[:, None] + length[None, :]
     squared = both - 2 * gram
-    first, second = torch.triu(squared <= CANCELS * both, 1).nonzero(as_tuple=True)
-    squared[first, second] = _by_difference(values, norm, first, second)
+    near = torch.triu(squared <= CANCELS * both, 1).nonzero().T  # (2, pairs)
+    # Clients that have not trained yet sent the same vector: they are one client here.
+    distinct, number = torch.unique(_first_equal(values)[near], dim=1, return_inverse=True)
+    squared[near[0], near[1]] = _by_difference(values, norm, *distinct)[number]
     return squared
+
+
+def _first_equal(values: Tensor) -> Tensor:
+    """(m,) for each vector the first one that is equal to it, which may be itself."""
+    few = values[:, :: max(1, values.shape[1] // FEW_ELEMENTS)].detach().cpu().numpy()
+    alike: defaultdict[bytes, list[int]] = defaultdict(list)  # distinct rows, by few elements
+    first_equal = []
+    for row, elements in enumerate(few):
+        rows = alike[elements.tobytes()]
+        first_equal += [next((r for r in rows if torch.equal(values[r], values[row])), row)]
+        if first_equal[row] == row:
+            rows.append(row)
+    return torch.tensor(first_equal, device=values.device)
 
 
 def _by_difference(values: Tensor, norm: Tensor | None, first: Tensor, second: Tensor) -> Tensor:

@@ -136,7 +136,17 @@ def test_an_offset_common_to_all_clients_costs_no_second_pass(monkeypatch):
     values = np.random.default_rng(4).normal(size=(10, 50))
     L2()(vectors(values + 1e6))
     L2()(vectors(np.concatenate([values, values[:1]])))
-    assert recomputed == [0, 1]
+    L2()(vectors(np.concatenate([values, values[[0] * 20], values[1:2]])))
+    assert recomputed == [0, 1, 2]
+
+
+@pytest.mark.parametrize("distance", [L2(), Cosine()], ids=name)
+def test_vectors_that_differ_in_one_element_are_not_equal(distance):
+    values = np.random.default_rng(5).normal(size=(3, 2 * distances.FEW_ELEMENTS))[[0, 0, 0, 1, 2]]
+    values[2, 1] += 1e-3  # an element that is not looked at first
+    D = distance(vectors(values))
+    assert D[0, 1] == 0
+    assert D[0, 2] == D[1, 2] > 0
 
 
 @pytest.mark.parametrize(("distance", "metric"), OF_VECTORS, ids=name)
