@@ -26,6 +26,7 @@ from flray.errors import ExperimentError, NoRoom
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 # What the readers of JSON, YAML, Parquet and npz raise of bytes that changed.
 _RAISED = (
     *(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError, EOFError),
@@ -95,6 +96,15 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
         write(whole := Path(folder) / "output")
         with whole.open("rb") as source, path.open("wb") as target:
             shutil.copyfileobj(source, target)
+
+
+def is_forbidden(error: OSError) -> bool:
+    """True if the error says that the user may only read: by permissions or the file system.
+
+    >>> is_forbidden(PermissionError(errno.EACCES, "Permission denied"))
+    True
+    """
+    return error.errno in _FORBIDDEN
 
 
 def is_plain(path: Path) -> bool:

@@ -6,10 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
+from click.testing import CliRunner
 from pytorch_lightning import LightningModule
 from torch import nn
 
 import flray
+from flray.cli import cli
 from flray.data.owned import Rows
 from flray.data.split import Split
 from flray.engines.loop import Loop
@@ -167,6 +170,83 @@ def test_whole_numbers_are_inputs_as_floats_are(model) -> None:
         for kind in (np.int16, np.float64)
     ]
     assert digests[0]["params_sha256"] == digests[1]["params_sha256"]
+
+
+TOKENS = RNG.integers(0, 5, (53, 8))
+UNREADABLE = {
+    "a float table": (
+        "char_gru",
+        X,
+        TOKENS[:, 0],
+        r"are floats of the shape \(4,\); choose linear,",
+    ),
+    "bytes": ("char_gru", TOKENS.astype(np.uint8), TOKENS, "are bytes .* give tokens as int64"),
+    "pairs": ("char_gru", np.stack([TOKENS] * 2, -1), TOKENS, r"are whole numbers .*\(8, 2\)"),
+    "unknown tokens": (
+        "char_gru",
+        TOKENS + 9,
+        TOKENS,
+        "knows the tokens 0 to 4, .* got .* in row 0",
+    ),
+    "negative tokens": (
+        "char_gru",
+        TOKENS - 1,
+        TOKENS,
+        "knows the tokens 0 to 4, .* got -1 in row",
+    ),
+    "one class": (
+        "char_gru",
+        TOKENS,
+        TOKENS[:, 0],
+        "each of the 8 tokens .* are classes of the sha",
+    ),
+    "fewer classes": ("char_gru", TOKENS, TOKENS[:, :4], r"each of the 8 tokens .* shape \(4,\)"),
+    "numbers": ("char_gru", TOKENS, Y, "each of the 8 tokens .* are numbers of the shape"),
+    "sequences": (
+        "mlp",
+        TOKENS,
+        TOKENS,
+        r"mlp gives one .* shape \(8,\); choose char_gru, which",
+    ),
+    "sequences by time": ("gru", TOKENS[..., None], TOKENS, "gru gives one prediction"),
+    "sequences of images": ("mlp200", RNG.random((53, 1, 4, 4)), TOKENS, "mlp200 gives one predic"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_model_that_cannot_read_the_data_is_refused_before_the_run(case, tmp_path) -> None:
+    model, x, y, message = UNREADABLE[case]
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(dataset=(x, y), clients=OWNER, model=model, out=tmp_path / "run", **STEP)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_characters_is_refused_a_table_by_check_and_run(tmp_path, monkeypatch) -> None:
+    frame = pd.DataFrame(X, columns=list("pqrs")).assign(owner=OWNER, y=KIND)
+    frame.to_csv(tmp_path / "visits.csv", index=False)
+    dataset = {"name": "table", "file": "visits.csv", "client": "owner", "target": "y"}
+    (tmp_path / "visits.yaml").write_text(yaml.safe_dump(STEP | {"dataset": dataset}))
+    monkeypatch.chdir(tmp_path)
+    expected = (
+        "model char_gru reads sequences of whole numbers, such as characters, and the inputs of "
+        "visits are floats of the shape (4,); choose linear, mlp, cnn1d or gru, or give tokens as "
+        "int64"
+    )
+    for command in ("check", "run"):
+        done = CliRunner().invoke(cli, [command, "visits.yaml", "model=char_gru"])
+        assert expected in (done.output + str(done.exception)).replace("\n", " ")
+        assert isinstance(done.exception, ExperimentError) or done.exit_code == 2
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("model", ["lenet5", "conv_ae"])
+def test_images_of_whole_numbers_are_inputs_as_floats_are(model) -> None:
+    x = RNG.integers(0, 1000, (53, 1, 16, 16))
+    digests = [
+        flray.run(dataset=(x.astype(kind), TOKENS[:, 0]), clients=OWNER, model=model, **STEP)
+        for kind in (np.int64, np.float64)
+    ]
+    assert len({run.summary["params_sha256"] for run in digests}) == 1
 
 
 class Scaled(LightningModule):

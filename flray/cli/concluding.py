@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from flray.columns import ENDED_BY, ROUNDS
+from flray.files import is_forbidden
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.figure_files import write_figures
-from flray.reports.runs import by_experiment, read_run
+from flray.reports.runs import Experiments, by_experiment, read_run
 from flray.reports.writers import to_rich
 from flray.wording import counted
 
@@ -18,7 +19,8 @@ from flray.wording import counted
 def show_results(runs: Mapping[Path, str], console: Console, url: str | None = None) -> None:
     """Show the table of finished runs and where they are, and draw their figures.
 
-    Figures go to figures/ in the deepest folder that holds all of the runs.
+    Figures go to figures/ in the deepest folder that holds all of the runs; there are none where
+    the user may only read it.
 
     Args:
         runs: The name of each run directory in the table; runs of one name are seeds.
@@ -34,12 +36,23 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
         end = f" (ended by stop.{rule} after round {summary[ROUNDS]})" if rule else ""
         console.print(f"{run.name}: {run.path}{end}", soft_wrap=True, markup=False)
     root = common_folder([run.path for run in done])
-    drawn = write_figures(experiments, root / "figures")
     for line in (
-        f"{counted(len(drawn), 'figure')}: {root / 'figures'}",
+        _draw(experiments, root / "figures"),
         f"a page of it: flray report {shlex.quote(url or str(root))}",
     ):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _draw(experiments: Experiments, folder: Path) -> str:
+    """Draw the figures of runs into a folder; a line on where they are, or why there are none."""
+    try:
+        drawn = write_figures(experiments, folder)
+    except OSError as error:
+        if not is_forbidden(error):
+            raise
+        # The run of another user, which `flray attach` shows all the same.
+        return f"no figures: {folder} cannot be written ({error.strerror})"
+    return f"{counted(len(drawn), 'figure')}: {folder}"
 
 
 def common_folder(paths: Sequence[Path]) -> Path:

@@ -182,7 +182,8 @@ def pretrain(arguments: tuple[str, ...]) -> None:
 def attach(run: Path) -> None:
     """Watch a run that goes on without you: rounds as they come, then the table.
 
-    Ctrl-C asks whether to stay, to stop the run or to leave it alone.
+    Ctrl-C asks whether to stay, to stop the run or to leave it alone. Reading the folder is
+    enough to watch the run of another user; to stop it and to draw its figures takes writing.
 
     \b
     flray attach runs/mine

@@ -200,8 +200,9 @@ def remarks_on(run: CampaignRun) -> list[str]:
 def attach_to(out: Path, console: Console) -> None:
     """Watch a run by its directory until it ends; then print its table, or how to go on.
 
-    Works for every run that some process conducts, on Ray or not. Ctrl-C asks whether to stay, to
-    stop the run or to leave it.
+    Works for every run that some process conducts, on Ray or not, also where the user may only read
+    its folder: then no figures are drawn. Ctrl-C asks whether to stay, to stop the run or to leave
+    it.
 
     Args:
         out: The run directory.

@@ -18,6 +18,7 @@ class Autoencoder(LightningModule):
     There is no `losses(output, labels)` as classifiers have it: the loss needs the images.
     """
 
+    takes = "numbers"  # as `Predictor.takes`
     encoder: nn.Module
     decoder: nn.Module
 

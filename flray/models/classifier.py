@@ -26,6 +26,8 @@ class Classifier(Predictor):
     tensor([4., 4.])
     """
 
+    takes = "numbers"
+
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B,) cross-entropy of logits (B, classes) and labels (B,)."""
         # Without a branch, which torch.fx could not trace.

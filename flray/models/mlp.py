@@ -16,7 +16,7 @@ class Linear(Predictor):
     8
     """
 
-    takes_numbers = True
+    takes = "numbers"
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Mlp(Predictor):
     29
     """
 
-    takes_numbers = True
+    takes = "numbers"
 
     def __init__(
         self,

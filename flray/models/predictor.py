@@ -1,6 +1,6 @@
 """What models of any task share: a loss that follows from the kind of the targets."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from pytorch_lightning import LightningModule
@@ -40,7 +40,10 @@ class Predictor(LightningModule):
     tensor([4.])
     """
 
-    takes_numbers = False  # True: inputs that are whole numbers are given to the model as floats
+    # What the model can read. numbers: floats, to which whole numbers are converted, and one
+    # prediction for each example; tokens: sequences of whole numbers below num_outputs, and one for
+    # each position; any: whatever the data have
+    takes: Literal["any", "numbers", "tokens"] = "any"
     layers: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:

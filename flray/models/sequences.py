@@ -15,7 +15,7 @@ class Cnn1d(Predictor):
     torch.Size([2, 5])
     """
 
-    takes_numbers = True
+    takes = "numbers"
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Gru(Predictor):
     torch.Size([2, 24])
     """
 
-    takes_numbers = True
+    takes = "numbers"
 
     def __init__(
         self,
@@ -82,6 +82,8 @@ class CharGru(Predictor):
     >>> CharGru((80,), 65, hidden=16)(torch.zeros(2, 80, dtype=torch.int64)).shape
     torch.Size([2, 80, 65])
     """
+
+    takes = "tokens"
 
     def __init__(
         self,

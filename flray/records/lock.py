@@ -67,19 +67,21 @@ def check_free(directory: Path) -> None:
 def holder(directory: Path) -> int | None:
     """The id of the process that is running this directory now, -1 if unknown; None: nobody.
 
-    Asks the lock, not the file: the file of a process that was killed counts for nothing.
+    Asks the lock, not the file: the file of a process that was killed counts for nothing. Who may
+    read the folder may ask; nothing is written.
     """
     try:
-        with (directory / NAME).open("r+") as handle:
-            return None if _try_lock(handle) else _pid_in(handle)
+        with (directory / NAME).open() as handle:
+            # Shared: several may ask at once, and NFS allows it without the right to write.
+            return None if _try_lock(handle, fcntl.LOCK_SH) else _pid_in(handle)
     except FileNotFoundError:
         return None
 
 
-def _try_lock(handle: IO[str]) -> bool:
+def _try_lock(handle: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file until it is closed; False if another process has locked it."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

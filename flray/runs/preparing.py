@@ -31,6 +31,7 @@ from flray.execution.settings import default_block, slots_on_cpu
 from flray.measures.measure import RunData
 from flray.measures.settings import Evaluation
 from flray.models.bank import build_seeded
+from flray.models.inputs import OTHERS, given_to
 from flray.randomness import torch_seed
 
 
@@ -98,8 +99,7 @@ def prepare(
     dataset = dealt[0] if dealt else load_dataset(experiment)
     split = dealt[1] if dealt else deal(experiment, dataset)
     module = draw_module(experiment, dataset)
-    if dataset.images.dtype.kind == "i" and getattr(module, "takes_numbers", False):
-        dataset = replace(dataset, images=dataset.images.astype(np.float32))
+    dataset = given_to(module, dataset, experiment.model.name)
     num_sampled = cohort_size(len(split.clients), settings.participation)
     num_actors = execution.actors.number(split.num_clients)
     is_on_ray = execution.executor == "ray"
@@ -254,7 +254,7 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
     if facts.get("num_classes") == 0:
         raise ExperimentError(
             f"model {experiment.model.name} classifies, and the targets of {dataset.name} are "
-            "numbers; choose linear, mlp, cnn1d or gru, or a model of your own with num_outputs"
+            f"numbers; {OTHERS}, or a model of your own with num_outputs"
         )
     return build_seeded(
         lambda: experiment.model.build(**facts),

@@ -16,6 +16,7 @@ from time import sleep
 
 from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
+from flray.files import is_forbidden
 from flray.records.command import COMMAND
 from flray.records.lock import check_free
 from flray.records.run_directory import RunDirectory
@@ -79,8 +80,7 @@ class Watcher:
                 sleep(POLL_S)
             except KeyboardInterrupt:
                 if self._chooses_to_stop(out):
-                    ask_to_stop(out)
-                    self.say("stopping after the round in progress")
+                    self._stop(out)
 
     def _chooses_to_stop(self, out: Path) -> bool:
         """Ask the user; True to stop the run, False to stay."""
@@ -90,6 +90,18 @@ class Watcher:
         except (KeyboardInterrupt, EOFError):
             attach = f"flray attach {shlex.quote(str(out))}"
             raise Detached(f"detached; the run goes on; watch it with: {attach}") from None
+
+    def _stop(self, out: Path) -> None:
+        """Ask the run to stop; says so where the user may only read its folder."""
+        try:
+            ask_to_stop(out)
+        except OSError as error:
+            if not is_forbidden(error):
+                raise
+            who = "it goes on, ask whoever started it"
+            self.say(f"cannot stop the run: {out} may not be written ({error.strerror}); {who}")
+        else:
+            self.say("stopping after the round in progress")
 
 
 def run_kept(

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import errno
 import json
 import shutil
 import signal
@@ -22,6 +23,7 @@ from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
+from flray.runs.watching import Watcher
 
 from scenarios import TINY
 
@@ -391,6 +393,64 @@ def test_attach_to_a_run_that_is_over(flray) -> None:
     Path("empty").mkdir()
     code, _, err = flray("attach", "empty")
     assert (code, "holds no run" in err) == (2, True)
+
+
+def forbid_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse what would write below a folder, also to root, whom no permission stops."""
+    opened, made = Path.open, Path.mkdir
+
+    def refuse(path: Path) -> None:
+        if folder.absolute() in path.absolute().parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def open_(path: Path, mode: str = "r", *arguments, **options):
+        if set(mode) & set("wax+"):
+            refuse(path)
+        return opened(path, mode, *arguments, **options)
+
+    def mkdir(path: Path, *arguments, **options) -> None:
+        refuse(path)
+        made(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "touch", lambda path, *_, **__: refuse(path))
+
+
+def test_attach_to_the_run_of_another_user_writes_nothing(flray, monkeypatch) -> None:
+    flray("run", "tiny.yaml", "--out", "theirs")
+    Path("theirs/run.lock").write_text("1")  # of a process that was killed
+    forbid_writing(Path("theirs"), monkeypatch)
+    with pytest.raises(PermissionError):
+        Path("theirs/run.lock").touch()
+    code, out, err = flray("attach", "theirs", figures=True)
+    assert (code, err) == (0, "")
+    assert "accuracy %" in out
+    assert "no figures: theirs/figures cannot be written (Permission denied)" in out
+    assert not Path("theirs/figures").exists()
+
+
+def test_who_may_not_write_cannot_stop_a_run_and_goes_on_watching(
+    flray, monkeypatch, capsys
+) -> None:
+    """Ctrl-C and `s` while somebody else runs it; it is over at the third look."""
+    flray("run", "tiny.yaml", "--out", "theirs")
+    forbid_writing(Path("theirs"), monkeypatch)
+    monkeypatch.setattr("builtins.input", lambda: "s")
+    looks = iter([True, KeyboardInterrupt, True, False])
+
+    def is_running() -> bool:
+        look = next(looks)
+        if look is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return bool(look)
+
+    capsys.readouterr()
+    Watcher(show=print, say=print).watch(Path("theirs"), is_running)
+    said = capsys.readouterr().out
+    assert "cannot stop the run: theirs may not be written (Permission denied)" in said
+    assert "stopping" not in said
+    assert next(looks, None) is None  # it went on after that
 
 
 def test_resume_without_out_takes_the_newest_run(flray) -> None:
