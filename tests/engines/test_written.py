@@ -241,7 +241,7 @@ def test_an_input_that_models_share_gives_the_outputs_of_copies(name, form) -> N
 def test_patches_of_an_image_are_counted() -> None:
     """By hand: (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3."""
     module = build_seeded(Functional, 0)
-    written = write_out(module, "example_losses")
+    written = write_out(module)
     assert written is not None
     kept = 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3
     gradient_of_second = 4 * 3 * 9 * 4
@@ -337,7 +337,7 @@ class Deciding(Functional):
     "build", [Scaled, Smoothed, Shared, Deciding, with_hook, with_frozen, with_strides]
 )
 def test_what_is_not_such_a_chain_is_left_to_vmap(build) -> None:
-    assert write_out(build(), "example_losses") is None
+    assert write_out(build()) is None
 
 
 class Halved(Mlp):
