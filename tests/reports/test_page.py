@@ -32,11 +32,11 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from flray.cli import cli
+from flray.columns import VALIDATION_ACCURACY_MEAN as VALIDATION
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
 from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.records.run_directory import RunDirectory
-from flray.reports.columns import VALIDATION
 from flray.reports.embed import figure_source
 from flray.reports.figures import efficiency_figure
 from flray.reports.page import render_page
