@@ -315,7 +315,7 @@ def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
     folder.mkdir()
     frame = pd.DataFrame({"lr": [0.1, 0.2], "accuracy": [0.5, 0.75]})
     space = {"space": {"train.lr": [0.1, 0.2]}, "token": "x"}
-    track_table(Wandb(mode="offline"), folder, "results", frame, space)
+    track_table(Wandb(mode="offline"), folder, frame, space)
     (segment,) = segments(folder)
     assert config_of(segment) == {"space": {"train.lr": [0.1, 0.2]}}
     assert run_record(segment).run_group == run_record(segment).display_name == "my_sweep"
