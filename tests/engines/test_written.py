@@ -30,7 +30,7 @@ from flray.models.dropout import KeyedDropout, dropout_keys
 from flray.models.mlp import Mlp
 from flray.models.predictor import Batch
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +69,6 @@ def case(module: LightningModule, training: Training, dtype: torch.dtype = torch
     split = ragged_split()
     examples = place(noise_dataset(sum(RAGGED), SHAPE, "crop_flip"), split, dtype)
     return examples, block_of(split, module.to(dtype), training)
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
 def with_controls(block: Block) -> Block:
