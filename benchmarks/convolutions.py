@@ -134,7 +134,7 @@ def layer_step(
 
 def model_step(form: Form, model: str, tile: int) -> Callable[[], object]:
     module = MODELS[model]((1, 28, 28), 10)
-    written = write_out(module, "example_losses", form)
+    written = write_out(module, form)
     assert written is not None
     w = {}
     for name, p in module.named_parameters():

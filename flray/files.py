@@ -137,12 +137,8 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ExperimentError(f"{path} is missing: {_REMEDY}") from error
     except _RAISED as error:
-        raise damaged(path, str(error).strip() or type(error).__name__) from error
-
-
-def damaged(path: Path, reason: str) -> ExperimentError:
-    """The error about a file that is not what was written, with the remedy."""
-    return ExperimentError(f"{path} is damaged ({reason.split(chr(10))[0]}): {_REMEDY}")
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise ExperimentError(f"{path} is damaged ({reason}): {_REMEDY}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -155,10 +155,7 @@ def known_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., "Result
 def _run_tiny(
     overrides: tuple[str, ...], out: Path, once: bool = False, **keywords: Any
 ) -> "Result":
-    from flray.config.experiment import parse_experiment
-    from flray.config.overrides import override
-
-    from scenarios import TINY, run_experiment, run_written_once
+    from scenarios import run_experiment, run_written_once, tiny_experiment
 
     run = run_written_once if once else run_experiment
-    return run(parse_experiment(override(TINY, overrides)), out, **keywords)
+    return run(tiny_experiment(*overrides), out, **keywords)

@@ -15,7 +15,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from flray.client.host import HostSettings, start_host
-from flray.config.experiment import Experiment
+from flray.config.experiment import Experiment, parse_experiment
+from flray.config.overrides import override
 from flray.data.dataset import Dataset, Normalization
 from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
@@ -23,13 +24,16 @@ from flray.data.split import Split
 from flray.engines.engine import Block
 from flray.engines.plan import plan_client
 from flray.engines.training import Training
-from flray.execution.executor import Inline
+from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
-from flray.models.bank import params_of
+from flray.models.bank import Params, params_of
 from flray.models.mixing import Aggregation
+from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.runs import launch
+from flray.runs.assemble import build_federation, start_executor
 from flray.runs.conduct import Monitor
+from flray.runs.preparing import prepare
 from flray.server.loop import Server, ignore, never
 
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
@@ -49,6 +53,19 @@ class Result:
     def of(cls, path: Path) -> "Result":
         directory = RunDirectory(path)
         return cls(path, directory.summary(), directory.rounds(), directory.clients())
+
+
+def sha(result: Result) -> str:
+    """The digest of all clients' models after the last round."""
+    assert result.summary is not None
+    return result.summary["params_sha256"]
+
+
+def state_of(result: Result) -> Any:  # Any: the algorithm's own
+    """The algorithm's state after the last round."""
+    checkpoint = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest()
+    assert checkpoint is not None
+    return checkpoint.state
 
 
 def run_experiment(
@@ -178,6 +195,60 @@ TINY: dict[str, Any] = {
 }
 
 
+def tiny_experiment(*overrides: str) -> Experiment:
+    """The tiny experiment with overrides."""
+    return parse_experiment(override(TINY, overrides))
+
+
+def clusters_of_permuted_clients(run: Callable[..., Result], *overrides: str) -> int:
+    """The number of clusters of 20 clients, whose losses move along if their data do."""
+    cycle = [*range(1, 20), 0]
+    exchange = f"events=[{{round: 1, kind: exchange, clients: {list(range(20))}}}]"
+    batch = "train={lr: 0.1, epochs: 5, batch_size: 80}"  # one: there is no order to differ in
+    common = [*overrides, batch, "execution.precision=float64"]
+    plain, moved = run(*common), run(*common, exchange)
+    losses = [
+        result.clients.query(
+            f"part == 'test' and round == {result.rounds['round'].max()}"
+        ).set_index("client")["loss"]
+        for result in (plain, moved)
+    ]
+    np.testing.assert_allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), 0, 1e-9)
+    assert not np.allclose(losses[0].to_numpy(), losses[1].to_numpy(), 0, 1e-9)
+    assert plain.summary is not None
+    assert moved.summary is not None
+    assert plain.summary["clusters"] == moved.summary["clusters"]
+    return plain.summary["clusters"]
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """The clients of an experiment, in this process."""
+    parts = prepare(experiment)
+    return build_federation(experiment, parts, start_executor(parts))
+
+
+def tiny_federation(*overrides: str) -> Federation:
+    """The six ragged clients of the tiny experiment with overrides, in this process."""
+    return federation_of(tiny_experiment(*overrides))
+
+
+def fail_jobs(patch: pytest.MonkeyPatch, fails: Callable[[Any, Any], bool]) -> None:
+    """Let the jobs of this process fail of which fails(task, job) is True."""
+    run = Inline._run
+
+    def run_or_fail(self: Inline, task: Any, bank: Params, job: Any) -> Any:
+        if fails(task, job):
+            return Failed(ArithmeticError("broken by the test"))
+        return run(self, task, bank, job)
+
+    patch.setattr(Inline, "_run", run_or_fail)
+
+
+def largest_gap(a: Params, b: Params) -> float:
+    """The largest difference of two numbers at the same place of the same leaf."""
+    return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for name in a)
+
+
 def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
     """Parameters of a test; those that are not quick share their mechanism with one that is."""
     assert set(quick) <= set(cases)
@@ -209,3 +280,11 @@ def ancestors(pid: int) -> list[int]:
         stat = Path(f"/proc/{found[-1]}/stat").read_text()
         found.append(int(stat.rpartition(")")[2].split()[1]))
     return found
+
+
+def is_alive(process: int | str) -> bool:
+    """True if a process runs; one that nobody has waited for yet has ended."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False

@@ -8,6 +8,7 @@ import torch
 
 from flray.algorithms.algorithm import Branching
 from flray.algorithms.change import Dynamic, Flags
+from flray.algorithms.clustered import ClusteredState
 from flray.algorithms.regrouping import Regrouping, Then, regrouped_bank
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Points
@@ -37,18 +38,8 @@ class Watch:
     is_steady: bool = False  # no step turned in the last round
 
 
-class WatchedState(Protocol):
+class WatchedState(ClusteredState, Protocol):
     """A state of models and clusters from which clients may be clustered again."""
-
-    @property
-    def bank(self) -> ModelBank:
-        """The models; all members of a cluster use the same row."""
-        ...
-
-    @property
-    def labels(self) -> Ids:
-        """(M,) the cluster of each client; -1: none yet."""
-        ...
 
     @property
     def watch(self) -> Watch | None:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +35,7 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
         rule = summary.get(ENDED_BY)
         end = f" (ended by stop.{rule} after round {summary[ROUNDS]})" if rule else ""
         console.print(f"{run.name}: {run.path}{end}", soft_wrap=True, markup=False)
-    root = common_folder([run.path for run in done])
+    root = Path(os.path.commonpath([run.path for run in done]))
     for line in (
         _draw(experiments, root / "figures"),
         f"a page of it: flray report {shlex.quote(url or str(root))}",
@@ -53,12 +53,3 @@ def _draw(experiments: Experiments, folder: Path) -> str:
         # The run of another user, which `flray attach` shows all the same.
         return f"no figures: {folder} cannot be written ({error.strerror})"
     return f"{counted(len(drawn), 'figure')}: {folder}"
-
-
-def common_folder(paths: Sequence[Path]) -> Path:
-    """The deepest folder that holds all of these; a single one is itself.
-
-    >>> common_folder([Path("a/x/s"), Path("a/y/s")]).as_posix()
-    'a'
-    """
-    return Path(os.path.commonpath([str(path) for path in paths]))

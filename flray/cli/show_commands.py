@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 from flray.cli.group import cli, format_option, open_console, output_file
-from flray.cli.places import Place, fetched
+from flray.cli.places import RUNS, Place, fetched
 from flray.errors import ExperimentError
 
 SHIPPED = ("experiments", "spaces")
@@ -126,7 +126,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
 @click.option(
     "--runs",
     type=Place(),
-    default=Path("runs"),
+    default=RUNS,
     show_default=True,
     help="Folder or URL below which finished runs are looked for; links in it are followed.",
 )

@@ -7,11 +7,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flray.cli.places import RUNS
 from flray.config.reference import names
 from flray.errors import ExperimentError
 from flray.reports.published import Table, find_table, load_tables
-
-DEFAULT_RUNS = Path("runs")
 
 
 def show_table(
@@ -35,7 +34,7 @@ def show_table(
     from flray.reports.runs import collect_runs
 
     table = find_table(name)
-    if not runs.is_dir() and runs != DEFAULT_RUNS:
+    if not runs.is_dir() and runs != RUNS:
         raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
     finished = collect_runs(runs)
     cells = fill(table, finished)

@@ -206,7 +206,7 @@ def _stacked_outputs(host: Host) -> StackedOutputs | None:
 def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> FlatScores:
     """Scores of jobs that are in the order of their models."""
     module = host.module
-    ids = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(host.examples.device)
+    ids = host.on_device(np.concatenate([job.examples for job in jobs]))
     kinds = (torch.bool, *[torch.float64] * (1 + len(host.scores)))
     passes = [tuple(ids.new_empty(0, dtype=kind) for kind in kinds)]
     loaded = None

@@ -47,7 +47,7 @@ class DescribeSubspace:
         examples = host.examples
         if examples.images.dtype == torch.uint8:  # as in the authors' code, pixels as they are
             examples = rescaled(examples, "unit")
-        x, y = examples.batch(torch.from_numpy(ids).to(examples.device))
+        x, y = examples.batch(host.on_device(ids))
         inputs, labels = x.flatten(1).double().cpu(), y.cpu()
         if not self.per_label:
             return singular_vectors(inputs, self.p)

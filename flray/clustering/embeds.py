@@ -72,8 +72,7 @@ class Umap:
     seed: int | None = 42  # Seed of UMAP; 42 is FLT's. None: the seed of the run
 
     def __post_init__(self) -> None:
-        require_at_least(self, n_components=1)
-        require_at_least(self, n_neighbors=2)
+        require_at_least(self, n_components=1, n_neighbors=2)
         if not 0 <= self.min_dist <= 1:
             raise ValueError(f"min_dist must lie between 0 and 1, got {self.min_dist}")
 

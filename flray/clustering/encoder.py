@@ -96,8 +96,7 @@ class Encoder:
     seed: Seed = 0  # Seed of the training
 
     def __post_init__(self) -> None:
-        require_at_least(self, epochs=1, batch_size=1)
-        require_at_least(self, halve_every=0, seed=0)
+        require_at_least(self, epochs=1, batch_size=1, halve_every=0, seed=0)
         if not self.lr > 0:
             raise ValueError(f"lr must be > 0, got {self.lr}")
         if not 0 <= self.validation < 1:

@@ -57,7 +57,7 @@ class Split:
     # All test images of the dataset, as they are and with its own labels; `with_global_test`.
     global_test: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     num_global_only: int = 0  # examples at the end of the table that are in global_test alone
-    # Training examples of clients made up to resemble others, with ids from M on; `with_similar`.
+    # Training examples of clients made up to resemble others, with ids from M on
     similar: tuple[Ids, ...] = ()
 
     @property

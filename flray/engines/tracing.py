@@ -45,31 +45,32 @@ NOT_TRACEABLE = (
 
 
 def write_out(
-    module: LightningModule, loss: str, form: Form = "patches", classes: bool = False
+    module: LightningModule, form: Form = "patches", classes: bool = False
 ) -> Written | None:
-    """The written-out form of one of the module's losses, or None if it is not such a chain.
+    """The written-out form of the module's `example_losses`, or None if it is not such a chain.
 
     None also for a module with frozen parameters, hooks or shared weights. The module is not
     changed. Threads may call it at the same time.
 
     Args:
         module: A LightningModule.
-        loss: Name of a method that maps a batch (x, y) to losses (B,), such as `example_losses`.
         form: That of convolutions.
         classes: Targets are one class for each example, with which the loss of a `Predictor` is
             the cross-entropy of its output.
 
     >>> from flray.models.mlp200 import Mlp200
-    >>> written = write_out(Mlp200((1, 8, 8), 10), "example_losses")
+    >>> written = write_out(Mlp200((1, 8, 8), 10))
     >>> [type(layer).__name__ for layer in written.layers]
     ['Flatten', 'Linear', 'Relu', 'Linear']
     """
-    if not hasattr(module, loss) or not all(p.requires_grad for p in module.parameters()):
+    if not hasattr(module, "example_losses") or not all(
+        p.requires_grad for p in module.parameters()
+    ):
         return None
     with _mode(module, training=True):
-        if classes and loss == "example_losses" and _has_losses_of_predictor(module):
+        if classes and _has_losses_of_predictor(module):
             return _written_output(module, form)
-        nodes = _trace(_Loss(module, loss))
+        nodes = _trace(_Loss(module))
         if len(nodes) < 5:
             return None
         x, y, *chain, entropy, output = nodes
@@ -122,20 +123,19 @@ def _trace(computation: nn.Module) -> list[fx.Node]:
 
 def is_written_out(module: LightningModule) -> bool:
     """True if the module's training step can be written out; its engine then needs no `vmap`."""
-    return write_out(module, "example_losses") is not None
+    return write_out(module) is not None
 
 
 class _Loss(nn.Module):
     """A module whose forward is a loss, since torch.fx traces forwards."""
 
-    def __init__(self, module: LightningModule, loss: str) -> None:
+    def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.module = module
-        self.loss = loss
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Losses (B,) of a batch."""
-        losses: Tensor = getattr(self.module, self.loss)((x, y))
+        losses: Tensor = cast(Any, self.module).example_losses((x, y))  # Any: a user's module
         return losses
 
 

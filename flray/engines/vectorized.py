@@ -99,7 +99,7 @@ class Vectorized:
         self.tile = tile_size(sum(p.numel() for p in module.parameters()), num_slots)
         form = form or form_of(examples.device.type, examples.mean.dtype)
         classes = examples.labels.dim() == 1 and not examples.labels.is_floating_point()
-        self.written = write_out(module, "example_losses", form, classes)
+        self.written = write_out(module, form, classes)
         self.stacked = StackedModule(BatchLoss(module), examples, self.written)
         self.in_tiles = self.written is not None and examples.device.type == "cpu"
 

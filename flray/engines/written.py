@@ -64,7 +64,7 @@ class Written:
     >>> from flray.engines.tracing import write_out
     >>> from flray.models.mlp200 import Mlp200
     >>> module = Mlp200((1, 8, 8), 10)
-    >>> written = write_out(module, "example_losses")
+    >>> written = write_out(module)
     >>> w = {name: p.detach().expand(2, *p.shape) for name, p in module.named_parameters()}
     >>> written.outputs(w, torch.zeros(2, 5, 1, 8, 8)).shape
     torch.Size([2, 5, 10])

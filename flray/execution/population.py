@@ -1,9 +1,8 @@
 """The clients of a round: who is there, with how many examples, and who takes part."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 
@@ -36,10 +35,6 @@ class Population:
     participation: float  # ρ, the share of clients in a cohort
     seed: int
     t: int = 1  # the round whose clients and data these are
-
-    def during(self, t: int) -> Self:
-        """The same clients as they are in round t."""
-        return replace(self, t=t)
 
     @cached_property
     def _split(self) -> Split:

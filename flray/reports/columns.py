@@ -16,7 +16,6 @@ from flray.columns import ACCURACY_COLUMNS, Column, ScoreColumn, ScoreColumns
 from flray.measures import MEASURE_COLUMNS
 
 MISSING = "–"
-VALIDATION = recorded.VALIDATION_ACCURACY_MEAN
 CLUSTERING_ERROR = "clustering_error"  # the sum of OVERLAP_FP and OVERLAP_FN
 
 

@@ -21,9 +21,7 @@ from flray.wording import counted
 _PROTOCOLS = ("global_", "tuned_", "tuned_global_")  # how columns of other protocols begin
 _COSTS = (recorded.BYTES_UP, recorded.BYTES_DOWN, recorded.SECONDS)
 LEAST_PAIRS = 3  # seeds needed for a test of their differences
-SAME = (
-    1e-9  # of the unit shown; differences within it are equal, so there is no spread to test with
-)
+SAME = 1e-9  # of the unit shown; differences within it are equal: there is no spread to test with
 
 
 def references_of(experiments: Experiments) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from flray.config.deciding import leaves
+from flray.reports.configuration import setting_text
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -92,4 +93,4 @@ def _fields(text: str) -> Mapping[str, Any]:  # Any: JSON
 def _text(value: Hashable) -> str:
     if isinstance(value, str) and value.startswith('"') and value.endswith('"'):
         return str(json.loads(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return setting_text(value)

@@ -126,10 +126,8 @@ def _host_settings(
         num_sampled: Clients that train in a round.
         num_hosts: Hosts among which the default block divides them.
     """
-    execution, device = (
-        experiment.settings.execution,
-        experiment.settings.execution.resolve_device(),
-    )
+    execution = experiment.settings.execution
+    device = execution.resolve_device()
     num_params = sum(p.numel() for p in module.parameters())
     threads = execution.threads
     if threads is None:

@@ -303,7 +303,7 @@ class _Sweep:
                 shutil.rmtree(entry)
         first = (rows or possible(self.space))[0]
         tracking = experiment_of(first.plain).settings.tracking
-        track_table(tracking, self.folder, "rows", frame, {"space": self.space.plain})
+        track_table(tracking, self.folder, frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
     def _mirror(self, rows: Sequence[SweepRow], best: Sequence[int]) -> None:

@@ -54,15 +54,6 @@ Frames = Mapping[str, pd.DataFrame]  # by name, of TABLES
 Groups = Mapping[str, Ids]  # the clients of each group, by key
 
 
-def clients_of(groups: Groups) -> Ids:
-    """The clients of all groups, ascending.
-
-    >>> clients_of({"a": np.array([4, 0]), "b": np.array([2])})
-    array([0, 2, 4])
-    """
-    return np.sort(np.concatenate([nobody(), *groups.values()]))
-
-
 def independent_groups(algorithm: Branching[Any], state: Any) -> list[tuple[Ids, object]]:
     """The groups of clients, each with the strengths by which they hear each other.
 

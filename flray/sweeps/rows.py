@@ -17,6 +17,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.merges import MergePoint
 from flray.columns import MERGE_PLACE
+from flray.config.deciding import is_below
 from flray.config.experiment import Experiment, also_evaluated, parse_experiment
 from flray.config.overrides import THRESHOLD, with_value
 from flray.config.reading import Plain
@@ -246,21 +247,12 @@ def _baselines(space: Space) -> Iterator[SweepRow]:
         applying = {
             key: values
             for key, values in space.varied.items()
-            if not (_is_replaced(key, changes) or is_suggested(space, key))
+            if not (is_below(key, changes) or is_suggested(space, key))
         }
         for chosen in _combinations(space, applying):
             named = {EXPERIMENT: name, **changes, **chosen}
             if not is_excluded(space, named):
                 yield _row(space, named)
-
-
-def _is_replaced(key: str, changes: Mapping[str, Any]) -> bool:
-    """True if a baseline sets this key or the component it is a field of.
-
-    >>> [_is_replaced(key, {"algorithm": "fedavg"}) for key in ("algorithm.mu", "seed")]
-    [True, False]
-    """
-    return any(key == changed or key.startswith(f"{changed}.") for changed in changes)
 
 
 def _combinations(space: Space, varied: Mapping[str, Values]) -> Iterator[dict[str, Any]]:

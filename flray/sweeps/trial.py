@@ -28,7 +28,7 @@ from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
 from flray.errors import GpuFault, is_gpu_fault, one_line_message
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
-from flray.execution.federation import Federation, Meter, Share
+from flray.execution.federation import Federation, Meter, Share, nobody
 from flray.execution.nodes import wait_for_resources
 from flray.execution.ray_pool import start_pool
 from flray.models.bank import ModelBank
@@ -56,7 +56,6 @@ from flray.sweeps.groups import (
     Assembly,
     GroupRecorder,
     Groups,
-    clients_of,
     independent_groups,
     records_of,
 )
@@ -401,7 +400,8 @@ class Trial:
         path = self.part_folder / digest(sorted(groups))
         directory = self._opened(path, lambda new: self.prefix.begin(new, n, n - 1))
         if directory.summary() is None:  # else it was killed before it was moved
-            share = Share(clients_of(groups), after=n)
+            clients = np.sort(np.concatenate([nobody(), *groups.values()]))
+            share = Share(clients, after=n)
             server = assemble(
                 self.experiment, self.parts, replace(self.fed, share=share), directory
             )

@@ -101,9 +101,7 @@ def tracked(
         tracker.close(status)
 
 
-def track_table(
-    tracking: object, folder: Path, name: str, frame: "pd.DataFrame", config: Config
-) -> None:
+def track_table(tracking: object, folder: Path, frame: "pd.DataFrame", config: Config) -> None:
     """Log the table of a sweep, in a W&B run of its own in the group of the sweep's trials.
 
     Does nothing for other trackers.
@@ -111,14 +109,13 @@ def track_table(
     Args:
         tracking: One of the classes of `flray.config.tracking`.
         folder: Folder of the sweep; its name is the name of the run and of the group.
-        name: Name of the table.
-        frame: The table.
+        frame: The table, which W&B calls `rows`.
         config: Configuration to record with it, such as the space.
     """
     open_logger = logger_opener(tracking, folder, folder.name, folder.name)
     if isinstance(tracking, Wandb) and open_logger is not None:
         tracker = Tracker(folder / "wandb.json", partial(open_logger, without_secrets(config)))
-        tracker.finish({}, (), {name: frame})
+        tracker.finish({}, (), {"rows": frame})
         tracker.close("success")
 
 

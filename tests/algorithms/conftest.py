@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flray.client.tasks import Train
-from flray.execution.executor import Failed, Inline
 
-from scenarios import Result
+from scenarios import Result, fail_jobs
 
 
 @pytest.fixture
@@ -30,13 +28,9 @@ def fails_in_training(monkeypatch) -> Callable[[int, int], None]:
     """Let a client fail whenever it trains in a round."""
 
     def break_client(client: int, t: int) -> None:
-        run = Inline._run
+        def fails(task, job) -> bool:
+            return isinstance(task, Train) and task.t == t and client in job.clients
 
-        def run_or_fail(self, task, bank, job):
-            if isinstance(task, Train) and task.t == t and np.isin(client, job.clients):
-                return Failed(ArithmeticError("cannot train"))
-            return run(self, task, bank, job)
-
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, fails)
 
     return break_client

@@ -9,11 +9,10 @@ from flray.algorithms.cfl import Cfl, CflState
 from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
 from flray.data.dataset import Ids
-from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.records.clusterings import read_clusterings
 
-from scenarios import line_federation, with_members
+from scenarios import fail_jobs, line_federation, with_members
 
 pytestmark = pytest.mark.slow
 
@@ -132,16 +131,10 @@ class TestWhoWasNotThere:
         assert SPLITTING.cohort(joined, 14, fed).clients.tolist() == list(range(8))
 
     def test_one_that_fails_on_its_way_is_asked_again(self, monkeypatch) -> None:
-        state, run = self.split_without(7), Inline._run
-
-        def run_or_fail(self, task, bank, job):
-            if isinstance(task, Train) and task.is_probe:
-                return Failed(ArithmeticError("no update"))
-            return run(self, task, bank, job)
-
+        state = self.split_without(7)
         fed = replace(line(), on_client_failure="drop")
         with monkeypatch.context() as patch:
-            patch.setattr(Inline, "_run", run_or_fail)
+            fail_jobs(patch, lambda task, _: isinstance(task, Train) and task.is_probe)
             failed = rounds(SPLITTING, fed, 1, state, first=13)[-1].state
         assert failed.labels[7] == -1
         assert failed.bank.digests(np.array([7])) == state.bank.digests(np.array([7]))

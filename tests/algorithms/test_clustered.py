@@ -25,13 +25,9 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 
 from linear import linear_federation
-from scenarios import Line, line_federation, noise_dataset, ragged_split
+from scenarios import Line, line_federation, noise_dataset, ragged_split, sha
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 def _bases(num: int, p: int = 3, d: int = 8) -> list[np.ndarray]:

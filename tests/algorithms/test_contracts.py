@@ -12,14 +12,12 @@ from flray.algorithms import ALGORITHMS
 from flray.clustering.points import by_smallest_member
 from flray.columns import PLACING_BYTES
 from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import deal, prepare
+from flray.runs.preparing import deal
 
-from scenarios import TINY, Result, run_experiment, some_long
+from scenarios import Result, federation_of, run_experiment, some_long, tiny_experiment
 
 # What fits tiny images: no encoder that would have to be trained on another dataset.
 LINEAR = "algorithm.clustering.signature={name: pca_centres, components: 16, k: 2}"
@@ -163,7 +161,7 @@ def test_data_of_holdout_clients_change_nothing_for_others(
     in round 2 and one in round 4, when holdout clients have been placed."""
     monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
     split = "split={name: dirichlet, clients: 12, alpha: 0.5, min_samples: 2, holdout: 3}"
-    experiment = parse_experiment(override(TINY, [split]))
+    experiment = tiny_experiment(split)
     dealt = deal(experiment, experiment.dataset.build().load())  # who is holdout is the same in all
     away, first, second = dealt.clients[:3].tolist()
     exchange = {"round": 1, "kind": "exchange", "clients": [*dealt.holdout.tolist(), away]}
@@ -205,7 +203,7 @@ def test_unseen_clients_get_a_model_and_train_it(name, tiny_run) -> None:
     overrides += ["evaluate={every: 2, fine_tune: {epochs: 5}}"]
     overrides += ["algorithm.rounds_before=1"] if name in ("flhc", "repa", "wd") else []
     overrides += [NUMBER % 2] if name == "wd" else []
-    experiment = parse_experiment(override(TINY, overrides))
+    experiment = tiny_experiment(*overrides)
     unseen = deal(experiment, experiment.dataset.build().load()).holdout.tolist()
     away = f"events=[{{round: 1, kind: leave, clients: {unseen}}}]"
     there, alone = tiny_run(*overrides), tiny_run(*overrides, away)
@@ -236,9 +234,7 @@ def _rounds(result: Result) -> pd.DataFrame:
 def _digests(result: Result, clients: np.ndarray) -> list[str]:
     held = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest()
     experiment = parse_experiment(RunDirectory(result.path).config())
-    parts = prepare(experiment)
-    fed = build_federation(experiment, parts, start_executor(parts))
-    fed = fed.during(held.round)
+    fed = federation_of(experiment).during(held.round)
     return experiment.algorithm.build().deploy(held.state, clients, fed).digests(clients)
 
 

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from flray.client.tasks import Train
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
-from flray.execution.executor import Failed, Inline
 
-from scenarios import TINY, some_long
+from scenarios import fail_jobs, some_long, tiny_experiment
 
 PCA = "signature: {name: pca_centres, components: 16, k: 2}"
 ENCODER = "{dataset: {name: synthetic, num_train: 64, num_test: 32, size: 8}, model: conv_ae}"
@@ -52,18 +49,16 @@ def no_signature(monkeypatch):
     """Let clients fail to send a signature while `when(last round trained so far)` holds."""
 
     def break_clients(clients: list[int], when: Callable[[int], bool] = lambda _: True) -> None:
-        run, last = Inline._run, [0]
+        last = [0]
 
-        def run_or_fail(self, task, bank, job):
+        def fails(task, job) -> bool:
             is_training = isinstance(task, Train) and not task.is_probe
             if is_training:
                 last[0] = task.t
             asks = not is_training and getattr(job, "clients", None) is not None
-            if asks and np.isin(job.clients, clients).any() and when(last[0]):
-                return Failed(ArithmeticError("no signature"))
-            return run(self, task, bank, job)
+            return asks and np.isin(job.clients, clients).any() and when(last[0])
 
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, fails)
 
     return break_clients
 
@@ -106,7 +101,7 @@ class TestDropped:
         self, case, tiny_run, no_signature
     ) -> None:
         overrides, clustered = CASES[case]
-        plain = parse_experiment(override(TINY, ["split.holdout=1"]))
+        plain = tiny_experiment("split.holdout=1")
         split = plain.split.build().split(plain.dataset.build().load(), 0)
         no_signature(split.holdout.tolist())
         result = tiny_run(*overrides, *DROP, "split.holdout=1", "rounds=3")

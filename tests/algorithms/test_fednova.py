@@ -15,14 +15,11 @@ from flray.models.bank import buffers_of, params_of
 from flray.models.mixing import Aggregation
 
 from linear import START, linear_federation, local_sgd, run_rounds, vector
+from scenarios import sha
 
 # All examples of a client are equal, so its batches are too, in any order: 1 and 3 steps an epoch.
 CLIENTS = [[(1, 2)] * 2, [(2, 1)] * 6]
 EQUAL = "split={name: iid, clients: 6, samples_per_client: 50}"
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -13,12 +13,11 @@ from flray.algorithms import fedsem
 from flray.algorithms.fedsem import FedSem, FedSemState, coordinates, lloyd
 from flray.client.tasks import Train
 from flray.clustering.points import by_smallest_member
-from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.models.mixing import Aggregation
 from flray.records.clusterings import read_clusterings
 
-from scenarios import line_federation, with_members
+from scenarios import clusters_of_permuted_clients, fail_jobs, line_federation, with_members
 
 X = np.array([(1, 0), (0, 1), (1, 0), (0, 1), (1, 0)])
 Y, SIZES, LR = np.array([9, 0, 8, 1, 1]), np.array([1, 2, 3, 1, 2]), 0.25
@@ -230,15 +229,14 @@ class TestHoldout:
         assert fed.meter.counts["bytes_up_signature"] == 2 * 8  # one model of two float64
 
     def test_one_that_fails_is_asked_again(self, monkeypatch) -> None:
-        run, failures = Inline._run, []
+        failures = []
 
-        def run_or_fail(self, task, bank, job):
-            if isinstance(task, Train) and task.is_probe and task.t == 1:
-                failures.append(task.t)
-                return Failed(ArithmeticError("no model"))
-            return run(self, task, bank, job)
+        def fails(task, _job) -> bool:
+            is_first = isinstance(task, Train) and task.is_probe and task.t == 1
+            failures.extend([task] * is_first)
+            return is_first
 
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, fails)
         fed = with_members(line(), range(1, 5), holdout=[0])
         states = rounds(FedSem(number=3), replace(fed, on_client_failure="drop"), 2)
         assert failures
@@ -274,17 +272,8 @@ def test_it_finds_swapped_labels(tiny_run) -> None:
 
 
 def test_permuted_clients_are_clustered_alike(tiny_run) -> None:
-    cycle = [*range(1, 20), 0]
-    events = f"events=[{{round: 1, kind: exchange, clients: {list(range(20))}}}]"
-    common = [*SWAPPED, "rounds=3", "evaluate.every=3", "execution.precision=float64"]
-    common += ["train={lr: 0.1, epochs: 5, batch_size: 80}"]  # one batch: no order to differ in
-    plain, moved = tiny_run(*common), tiny_run(*common, events)
-    losses = [
-        r.clients.query("part == 'test' and round == 3").set_index("client")["loss"]
-        for r in (plain, moved)
-    ]
-    assert np.allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), rtol=0, atol=1e-9)
-    assert plain.summary["clusters"] == moved.summary["clusters"] > 1
+    common = [*SWAPPED, "rounds=3", "evaluate.every=3"]
+    assert clusters_of_permuted_clients(tiny_run, *common) > 1
 
 
 @pytest.mark.parametrize("num_moved", [0, 1, 12, 30])

@@ -18,6 +18,7 @@ from flray.records.clusterings import read_clusterings
 from flray.sweeps.keys import branch_key
 
 from linear import linear_federation
+from scenarios import clusters_of_permuted_clients, sha
 
 SWAPPED = [
     "dataset={name: digits, size: 8}",
@@ -29,10 +30,6 @@ FLHC = [
     "algorithm={name: flhc, rounds_before: 3}",
     "algorithm.clustering.partition={name: hierarchical, threshold: 1.5}",
 ]
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 @pytest.mark.parametrize("distance", ["l1", "l2", "cosine"])
@@ -209,18 +206,9 @@ def test_a_killed_run_goes_on_to_the_same_clusters(tiny_run, tmp_path) -> None:
 def test_permuted_clients_give_permuted_models(tiny_run) -> None:
     """Passing data around before round 1 renames the clients; with everybody heard the partition
     and all accuracies move with it."""
-    cycle = [*range(1, 20), 0]
-    events = f"events=[{{round: 1, kind: exchange, clients: {list(range(20))}}}]"
-    common = [*SWAPPED, *FLHC, "rounds=5", "participation=1", "execution.precision=float64"]
-    common += ["train={lr: 0.1, epochs: 5, batch_size: 80}"]  # one batch: no order to differ in
-    common += ["algorithm.clustering.partition={name: hierarchical, number: 4}"]
-    plain, moved = tiny_run(*common), tiny_run(*common, events)
-    losses = [
-        r.clients.query("part == 'test' and round == 5").set_index("client")["loss"]
-        for r in (plain, moved)
-    ]
-    assert np.allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), rtol=0, atol=1e-9)
-    assert plain.summary["clusters"] == moved.summary["clusters"] > 1
+    number = "algorithm.clustering.partition={name: hierarchical, number: 4}"
+    common = [*SWAPPED, *FLHC, number, "rounds=5", "participation=1"]
+    assert clusters_of_permuted_clients(tiny_run, *common) > 1
 
 
 class TestNewcomers:

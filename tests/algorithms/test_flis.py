@@ -11,21 +11,25 @@ from scipy.spatial.distance import squareform
 from flray.algorithms.choosing import choose
 from flray.algorithms.flis_dc import FlisDc
 from flray.algorithms.flis_hc import FlisHc
-from flray.client.tasks import Judge
+from flray.client.tasks import Judge, Train
 from flray.clustering.distances import Disagreement
 from flray.clustering.points import Points, by_smallest_member
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
-from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.records.clusterings import read_clusterings
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, run_experiment
+from scenarios import (
+    fail_jobs,
+    federation_of,
+    run_experiment,
+    sha,
+    tiny_experiment,
+    tiny_federation,
+)
 
 # Clients of much the same labels, or hardly two of such tiny models agree anywhere.
 ALIKE = "split={name: dirichlet, clients: 6, alpha: 5, min_samples: 2, server: 50}"
@@ -35,14 +39,8 @@ HC = ["algorithm=flis_hc"]  # threshold 0.7
 W_LOCAL = 64 * 16 + 16 + 16 * 10 + 10  # parameters of the tiny model
 
 
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
-
 def federation(*overrides: str) -> Federation:
-    experiment = parse_experiment(override(TINY, [ALIKE, *overrides]))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation(ALIKE, *overrides)
 
 
 def one_hot(classes: list[list[int]]) -> Points:
@@ -178,14 +176,7 @@ class TestDc:
         assert sorted(result.clients["round"].unique()) == [1, 2, 5, 6]
 
     def test_a_client_that_fails_to_choose_is_left_out(self, tiny_run, monkeypatch) -> None:
-        run = Inline._run
-
-        def run_or_fail(self, task, bank, job):
-            if isinstance(task, Judge) and np.isin(job.clients, [2]).any():
-                return Failed(ArithmeticError("cannot judge"))
-            return run(self, task, bank, job)
-
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, lambda task, job: isinstance(task, Judge) and 2 in job.clients)
         result = tiny_run(
             ALIKE, DC, "participation=1", "rounds=3", "evaluate.every=9", "on_client_failure=drop"
         )
@@ -193,15 +184,9 @@ class TestDc:
         assert sizes == [6, 5, 5]  # in round 1 there is nothing to choose
 
     def test_a_round_in_which_everybody_fails_keeps_the_models(self, tiny_run, monkeypatch) -> None:
-        run = Inline._run
         one, two = (tiny_run(ALIKE, DC, f"rounds={rounds}") for rounds in (1, 2))
 
-        def run_or_fail(self, task, bank, job):
-            if getattr(task, "t", 0) == 2 and type(task).__name__ == "Train":
-                return Failed(ArithmeticError("cannot train"))
-            return run(self, task, bank, job)
-
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, lambda task, _: isinstance(task, Train) and task.t == 2)
         result = tiny_run(ALIKE, DC, "rounds=2", "on_client_failure=drop")
         assert sha(result) == sha(one) != sha(two)
 
@@ -237,7 +222,7 @@ class TestHc:
 
     def test_every_cluster_starts_from_the_initial_model(self) -> None:
         fed = federation()
-        experiment = parse_experiment(override(TINY, [ALIKE, *HC]))
+        experiment = tiny_experiment(ALIKE, *HC)
         state = experiment.algorithm.build().init(fed).state
         assert len(np.unique(state.labels)) > 1
         for name, leaf in fed.initial.items():
@@ -266,10 +251,8 @@ class TestHc:
     def test_who_joins_takes_the_cluster_with_the_least_loss(self) -> None:
         events = "events=[{round: 2, kind: join, clients: [5]}]"
         overrides = [ALIKE, *HC, events, "participation=1"]
-        experiment = parse_experiment(override(TINY, overrides))
-        parts = prepare(experiment)
-        algorithm = experiment.algorithm.build()
-        fed = build_federation(experiment, parts, start_executor(parts))
+        experiment = tiny_experiment(*overrides)
+        algorithm, fed = experiment.algorithm.build(), federation_of(experiment)
         state = algorithm.init(fed).state
         assert state.labels[5] == -1
         for t in (1, 2):

@@ -9,7 +9,7 @@ from flray.errors import ExperimentError
 from flray.measures.scores import partition_scores
 from flray.records.clusterings import read_clusterings
 
-from scenarios import some_long
+from scenarios import sha, some_long
 
 # No encoder and no UMAP: PCA centres where only the relation and what follows are in question.
 SIGNATURE = "signature: {name: pca_centres, components: 16, k: 2}"
@@ -18,10 +18,6 @@ LINEAR = f"algorithm={{name: flt, clustering: {{{SIGNATURE}, embed: none}}}}"
 
 def gamma(value: str) -> list[str]:
     return [LINEAR, f"algorithm.clustering.relate={{name: threshold, gamma: {value}}}"]
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 @pytest.mark.parametrize(("case", "unheard"), [("rows", "stale"), ("clusters", "ignore")])

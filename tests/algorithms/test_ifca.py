@@ -6,16 +6,10 @@ import torch
 
 from flray.algorithms.ifca import Ifca
 from flray.client.tasks import Judge
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
-from flray.execution.executor import Failed, Inline
-from flray.execution.federation import Federation
 from flray.models.bank import last_layers
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, line_federation
+from scenarios import clusters_of_permuted_clients, fail_jobs, line_federation, sha, tiny_federation
 
 SWAPPED = [
     "dataset={name: digits, size: 8}",
@@ -25,16 +19,6 @@ SWAPPED = [
     "participation=1",
     "algorithm={name: ifca, number: 2}",
 ]
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
-
-def tiny_federation(*overrides: str) -> Federation:
-    experiment = parse_experiment(override(TINY, overrides))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
 
 
 X, Y, SIZES = [(1, 0), (1, 1), (1, 0), (0, 1)], [4, 5, 0, 1], [1, 3, 2, 2]
@@ -137,17 +121,8 @@ def test_it_finds_swapped_labels(tiny_run) -> None:
 
 
 def test_permuted_clients_choose_alike(tiny_run) -> None:
-    cycle = [*range(1, 20), 0]
-    events = f"events=[{{round: 1, kind: exchange, clients: {list(range(20))}}}]"
-    common = [*SWAPPED, "rounds=4", "evaluate.every=4", "execution.precision=float64"]
-    common += ["train={lr: 0.1, epochs: 5, batch_size: 80}"]  # one batch: no order to differ in
-    plain, moved = tiny_run(*common), tiny_run(*common, events)
-    losses = [
-        r.clients.query("part == 'test' and round == 4").set_index("client")["loss"]
-        for r in (plain, moved)
-    ]
-    assert np.allclose(losses[0].to_numpy(), losses[1].loc[cycle].to_numpy(), rtol=0, atol=1e-9)
-    assert plain.summary["clusters"] == moved.summary["clusters"] == 2
+    common = [*SWAPPED, "rounds=4", "evaluate.every=4"]
+    assert clusters_of_permuted_clients(tiny_run, *common) == 2
 
 
 class TestChoosing:
@@ -164,7 +139,7 @@ class TestChoosing:
         with pytest.raises(ExperimentError, match=r"split\.validation > 0"):
             tiny_run("algorithm={name: ifca, choose_by: validation}", "split.validation=0")
 
-    def test_a_client_without_validation_examples_takes_the_first_model(self, tiny_run) -> None:
+    def test_a_client_without_validation_examples_takes_the_first_model(self) -> None:
         """Client 0 of 5 has one example, which it trains on."""
         fed = tiny_federation("split={name: iid, clients: 5, samples_per_client: 1}")
         algorithm = Ifca(number=3, choose_by="validation")
@@ -175,14 +150,7 @@ class TestChoosing:
     def test_a_client_that_fails_to_judge_is_left_out_of_the_round(
         self, tiny_run, monkeypatch
     ) -> None:
-        run = Inline._run
-
-        def run_or_fail(self, task, bank, job):
-            if isinstance(task, Judge) and np.isin(job.clients, [2]).any():
-                return Failed(ArithmeticError("cannot judge"))
-            return run(self, task, bank, job)
-
-        monkeypatch.setattr(Inline, "_run", run_or_fail)
+        fail_jobs(monkeypatch, lambda task, job: isinstance(task, Judge) and 2 in job.clients)
         common = ["algorithm={name: ifca, number: 2}", "participation=1", "evaluate.every=100"]
         result = tiny_run(*common, "rounds=2", "on_client_failure=drop")
         everybody = tiny_run("participation=1", "rounds=2").rounds["bytes_up_model"]

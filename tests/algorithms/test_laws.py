@@ -7,9 +7,7 @@ import pytest
 
 from flray.algorithms import ALGORITHMS
 
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
+from scenarios import sha
 
 
 def test_fedprox_with_zero_mu_is_fedavg(tiny_run, known_run) -> None:

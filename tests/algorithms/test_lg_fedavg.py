@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from flray.algorithms.lg_fedavg import LgFedAvg
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.dataset import Ids
 from flray.engines.training import Training
 from flray.errors import ExperimentError
@@ -14,24 +12,12 @@ from flray.models import MODELS
 from flray.models.bank import last_layers, params_of
 from flray.models.lenet5 import LeNet5
 from flray.models.resnet9 import ResNet9
-from flray.records.checkpoint import CheckpointStore
-from flray.records.run_directory import RunDirectory
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
 from linear import START, linear_federation, local_sgd, run_rounds, vector
-from scenarios import TINY
+from scenarios import sha, state_of, tiny_federation
 
 CLIENTS = [[(1, 2)] * 2, [(2, 1)] * 6]
 LG = "algorithm={name: lg_fedavg, global_layers: 1}"
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
-
-def state_of(result):
-    return CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
 
 
 def test_two_rounds_by_hand() -> None:
@@ -134,9 +120,7 @@ def test_holdout_clients_and_newcomers_have_the_initial_first_layers(tiny_run) -
     ]
     overrides = [LG, "split.holdout=1", f"events={events}", "seed=1"]
     result = tiny_run(*overrides)
-    experiment = parse_experiment(override(TINY, overrides))
-    parts = prepare(experiment)
-    fed = build_federation(experiment, parts, start_executor(parts))
+    fed = tiny_federation(*overrides)
     state = state_of(result)
     bank = LgFedAvg(1).deploy(state, np.arange(6), fed)
     (holdout,) = fed.holdout

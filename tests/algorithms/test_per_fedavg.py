@@ -5,16 +5,13 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.per_fedavg import PerFedAvg
-from flray.config.experiment import parse_experiment
 from flray.engines.plan import plan_client
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.mixing import Aggregation
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
 from linear import START, gradient, linear_federation, run_rounds, vector
-from scenarios import TINY
+from scenarios import tiny_federation
 
 CLIENTS = [[(1, 2), (3, 0)], [(2, 1), (0, 4), (1, 1), (2, 5)]]
 TRAINING = Training(lr=0.05, epochs=2, batch_size=1)
@@ -71,9 +68,7 @@ class OnSecond(PerFedAvg):
 
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
 def test_zero_alpha_is_fedavg_on_the_second_batches(order) -> None:
-    experiment = parse_experiment(TINY)
-    parts = prepare(experiment)
-    fed = build_federation(experiment, parts, start_executor(parts))
+    fed = tiny_federation()
     zero, second, some, fedavg = (
         run_rounds(method, fed, 2)[-1].bank.sha256()
         for method in (PerFedAvg(alpha=0.0, order=order), OnSecond(), PerFedAvg(), FedAvg())

@@ -15,15 +15,9 @@ from flray.algorithms.local import Local
 from flray.algorithms.pfedme import PFedMe
 from flray.engines.training import Training
 from flray.errors import ExperimentError
-from flray.records.checkpoint import CheckpointStore
-from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, run_rounds, vector
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
+from scenarios import sha, state_of
 
 FULL = "participation=1"
 
@@ -145,7 +139,7 @@ def test_fedbn_sends_all_but_batch_norm_in_every_engine(tiny_run) -> None:
         for engine in ("loop", "lightning")
     )
     assert sha(loop) == sha(lightning)
-    state = CheckpointStore(RunDirectory(loop.path).checkpoints).load_latest().state
+    state = state_of(loop)
     layers = {name.rpartition(".")[0] for name in state.private.default}
     assert layers == {"layers.1", "layers.5"}
     assert len(state.private.default) == 2 * 4
@@ -167,7 +161,7 @@ def test_apfl_with_fixed_weights_is_fedavg_or_local(tiny_run, known_run) -> None
 
 def test_apfls_global_model_is_fedavgs(tiny_run, known_run) -> None:
     run = tiny_run("algorithm=apfl")
-    state = CheckpointStore(RunDirectory(run.path).checkpoints).load_latest().state
+    state = state_of(run)
     assert state.shared.sha256() == sha(known_run())
     assert run.summary["bytes_up"] == known_run().summary["bytes_up"]
     alpha = state.private.of_clients(state.private.clients)["alpha"]

@@ -37,7 +37,7 @@ from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
 from linear import START, linear_federation, local_sgd, vector
-from scenarios import some_long
+from scenarios import sha, some_long, state_of
 
 DIGITS = [
     "dataset={name: digits, size: 8}",
@@ -52,10 +52,6 @@ DRIFT = "events=[{round: 6, kind: relabel, clients: [0, 1, 2], labels: [[4, 5], 
 WHENS = ("once", "every", "on_drift", "auto")
 SMALL = {"dataset": "digits", "split": {"name": "iid", "clients": 4}, "model": "mlp200"}
 SMALL |= {"rounds": 3}
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 def aris(result) -> list[float]:
@@ -399,8 +395,7 @@ class TestFedDrift:
         assert result.rounds["client_steps"][2] == result.rounds["client_steps"][1] * (1 + history)
         # FedAvg of round 3 on the old data, from the first model
         fedavg = tiny_run(*[o for o in common if o != drift], "algorithm=fedavg")
-        store = CheckpointStore(RunDirectory(fedavg.path).checkpoints)
-        expected = store.load_latest().state.bank.params
+        expected = state_of(fedavg).bank.params
         assert [torch.equal(expected[n][0], now[n][0]) for n in now] == [history] * len(first)
 
     @pytest.mark.parametrize(("weights", "expected"), [("samples", 1.5), ("uniform", 1.0)])

@@ -9,23 +9,23 @@ from flray.client.tasks import Train
 from flray.clustering.statistics import Statistics
 from flray.clustering.update import Update
 from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.execution.executor import Inline
 from flray.execution.federation import Cohort
-from flray.records.checkpoint import CheckpointStore
 from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
-from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import deal, prepare
 
-from scenarios import TINY, line_federation, run_experiment, some_long
+from scenarios import (
+    federation_of,
+    line_federation,
+    run_experiment,
+    some_long,
+    state_of,
+    tiny_experiment,
+)
 
 NUMBER = "algorithm.clustering.partition.number="
 EARLY = ["algorithm={name: repa, rounds_before: 2}", NUMBER + "2"]
-
-
-def state_of(result):
-    return CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,7 @@ def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("encoders")
     common = [*GROUPS, "split.samples_per_client=70", "rounds=3"]
     return {
-        kind: run_experiment(
-            parse_experiment(override(TINY, [*common, f"model.encoder={kind}"])), out / kind
-        )
+        kind: run_experiment(tiny_experiment(*common, f"model.encoder={kind}"), out / kind)
         for kind in ("sae", "clf", "ae")
     }
 
@@ -174,7 +172,7 @@ HELD = ["split={name: dirichlet, clients: 12, alpha: 0.5, min_samples: 8, holdou
 
 
 def held_out() -> np.ndarray:
-    experiment = parse_experiment(override(TINY, HELD))
+    experiment = tiny_experiment(*HELD)
     return deal(experiment, experiment.dataset.build().load()).holdout
 
 
@@ -255,11 +253,6 @@ class TestThoseWhoComeLater:
         row = result.rounds.set_index("round").loc[2]
         assert row["bytes_down_signature"] == (8 + 4) * encoder * float32
         assert row["bytes_up_signature"] == (8 + 4) * 4 * latent * float32  # mean, three quantiles
-
-
-def federation_of(experiment):
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
 
 
 def test_permuted_clients_are_clustered_alike(tiny_run) -> None:

@@ -13,22 +13,12 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Aggregation
-from flray.records.checkpoint import CheckpointStore
-from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, optimum, run_rounds, vector
-from scenarios import with_members
+from scenarios import sha, state_of, with_members
 
 # All examples of a client are equal, so its batches are too, in any order: 1 and 3 steps an epoch.
 CLIENTS = [[(1, 2)] * 2, [(2, 1)] * 6]
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
-
-def state_of(result) -> ScaffoldState:
-    return CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
 
 
 def flat(params: Params) -> np.ndarray:

@@ -13,8 +13,6 @@ from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
 from flray.algorithms.recluster import Recluster
 from flray.clustering.hierarchical import Hierarchical
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
@@ -22,13 +20,9 @@ from flray.models.mixing import Aggregation, ClientModels, HeldModels, Relation
 from flray.models.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerStep
 
 from linear import START, gradient, linear_federation, vector
-from scenarios import TINY, some_long
+from scenarios import sha, some_long, tiny_experiment
 
 CLIENTS = [[(1, 2), (2, 3)], [(3, 1), (1, 0)]]  # of equal size
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 def trajectory(aggregation: Aggregation, rounds: int = 4) -> list[np.ndarray]:
@@ -216,4 +210,4 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, optimizer, tiny_run, tmp_p
 )
 def test_bad_optimisers_are_refused(optimizer, message) -> None:
     with pytest.raises(ExperimentError, match=message):
-        parse_experiment(override(TINY, [f"aggregate.optimizer={optimizer}"]))
+        tiny_experiment(f"aggregate.optimizer={optimizer}")

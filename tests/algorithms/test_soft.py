@@ -21,21 +21,14 @@ from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.engines.training import Training
 from flray.errors import ExperimentError
-from flray.execution.executor import Failed, Inline
+from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models.bank import MixtureBank, build_seeded, params_of, stack
 from flray.models.mixing import Aggregation
 from flray.models.mlp200 import Mlp200
-from flray.records.checkpoint import CheckpointStore
-from flray.records.run_directory import RunDirectory
 
 from linear import START, gradient, linear_federation, run_rounds, vector
-from scenarios import some_long
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
-
+from scenarios import fail_jobs, sha, some_long, state_of
 
 # Two lines, y = 2 x and y = 9 - x; the last client has examples of both.
 CLIENTS = [
@@ -269,18 +262,10 @@ def test_a_client_that_fails_counts_with_its_own_last_model(fails_in_training) -
 
 
 def test_centres_stay_where_nobody_answers(monkeypatch) -> None:
-    monkeypatch.setattr(Inline, "_run", _fails_to_train(Inline._run))
+    fail_jobs(monkeypatch, lambda task, _: isinstance(task, Train))
     stale = {"aggregation": Aggregation(unheard="stale"), "on_client_failure": "drop"}
     before, after = run_rounds(FedSoft(number=2), federation(**stale), 1)
     assert all(torch.equal(leaf, after.bank.params[n]) for n, leaf in before.bank.params.items())
-
-
-def _fails_to_train(run):
-    def run_or_fail(self, task, bank, job):
-        is_training = isinstance(task, Train)
-        return Failed(ArithmeticError("no model")) if is_training else run(self, task, bank, job)
-
-    return run_or_fail
 
 
 @pytest.mark.parametrize("method", [FedEm(number=2), FedRc(number=2), FedSoft()])
@@ -305,17 +290,10 @@ def test_a_client_that_fails_to_train_is_dropped(name, tiny_run, fails_in_traini
 
 @pytest.mark.parametrize("name", ["fedem", "fedrc", "fedsoft"])
 def test_a_client_whose_losses_are_never_heard_takes_no_part(name, tiny_run, monkeypatch) -> None:
-    run = Inline._run
-
-    def run_or_fail(self, task, bank, job):
-        if isinstance(task, ExampleLosses) and 2 in job.clients:
-            return Failed(ArithmeticError("no losses"))
-        return run(self, task, bank, job)
-
-    monkeypatch.setattr(Inline, "_run", run_or_fail)
+    fail_jobs(monkeypatch, lambda task, job: isinstance(task, ExampleLosses) and 2 in job.clients)
     drop = [f"algorithm={name}", "participation=1", "on_client_failure=drop"]
     result = tiny_run(*drop, "rounds=2")
-    state = CheckpointStore(RunDirectory(result.path).checkpoints).load_latest().state
+    state = state_of(result)
     assert state.shares.any(1).tolist() == [i != 2 for i in range(6)]
     assert np.isfinite(result.summary["loss_mean"])
 

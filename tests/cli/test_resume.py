@@ -98,7 +98,7 @@ class TestCheckpointsOfAnotherRun:
             resume(run, "rounds=6")
         assert numbers(run) == numbers("whole_0")
 
-    def test_a_model_that_is_not_that_of_the_summary_is_not_exported(self, copy, tmp_path) -> None:
+    def test_a_model_that_is_not_that_of_the_summary_is_not_exported(self, copy) -> None:
         """The newest checkpoint is gone; the one before belongs to the run but not to its end."""
         run = copy("whole_0")
         (run / "checkpoints/round_000004.json").unlink()

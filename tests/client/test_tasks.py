@@ -15,7 +15,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of, stack
 
-from scenarios import RAGGED, noise_dataset, ragged_split
+from scenarios import RAGGED, largest_gap, noise_dataset, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -59,10 +59,6 @@ def jobs_of(gradient: Gradient, with_memo: bool, dtype: torch.dtype = torch.floa
         memo, shared = corrections(bank, len(clients), t) if with_memo else ({}, {})
         job = ClientsJob(np.array(clients), np.array(rows), memo)
         yield Train(TRAINING, gradient, t + 1, shared=shared), bank, job
-
-
-def largest_gap(a: Params, b: Params) -> float:
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def test_engines_agree_on_memo_and_what_is_shared() -> None:

@@ -13,15 +13,11 @@ from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURE
 from flray.clustering.encoder import Encoder
 from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.datasets.synthetic import Synthetic
 from flray.execution.federation import Cohort, Federation
 from flray.models.conv_ae import ConvAe
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import tiny_federation
 
 ALL = [(kind, name) for kind, registry in STAGES.items() for name in registry]
 # Fields without a default, or whose default asks for more than these few clients.
@@ -161,9 +157,7 @@ def test_one_client_is_one_cluster(name) -> None:
 
 def federation() -> Federation:
     """Six ragged clients; ground truth is not for their methods."""
-    experiment = parse_experiment(override(TINY, ["split.server=50"]))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation("split.server=50")
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

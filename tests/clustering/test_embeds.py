@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from flray.clustering.embeds import NoEmbed, Pca, Standardise, SvdDirections, Umap
+from flray.clustering.embeds import Pca, Standardise, SvdDirections, Umap
 from flray.clustering.points import Points
 
 
@@ -18,11 +18,6 @@ def points_of(values, sizes=None):
 def blobs(num_each, centres, seed=0):
     rng = np.random.default_rng(seed)
     return np.concatenate([c + rng.normal(size=(num_each, 6)) for c in centres])
-
-
-def test_no_embed_is_the_same_points():
-    points = points_of(np.ones((2, 2)))
-    assert NoEmbed()(points, seed=0) is points
 
 
 def test_umap_keeps_clients_and_separates_blobs(monkeypatch):

@@ -11,8 +11,6 @@ from flray.client.embedding import EmbedCentres
 from flray.clustering.encoder import Encoder, ImageKind
 from flray.clustering.encoder_centres import EncoderCentres
 from flray.clustering.pca_centres import PcaCentres
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.datasets.downloaded import FashionMnist
 from flray.data.datasets.synthetic import Synthetic
 from flray.errors import ClientFailure, ExperimentError
@@ -20,10 +18,8 @@ from flray.execution.cluster import connected
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import params_of
 from flray.models.conv_ae import ConvAe
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, some_long
+from scenarios import some_long, tiny_federation
 
 pytestmark = pytest.mark.slow
 
@@ -49,9 +45,7 @@ def _one_cache(tmp_path_factory):
 def federation(*overrides: str) -> Federation:
     """Six ragged clients, one with few examples."""
     fewer = ["dataset.num_train=120", "dataset.num_test=40", "split.alpha=0.1"]
-    experiment = parse_experiment(override(TINY, [*fewer, *overrides]))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation(*fewer, *overrides)
 
 
 def ask(fed: Federation, signature, memory=None, clients=None):

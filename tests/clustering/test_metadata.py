@@ -9,26 +9,16 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from flray.clustering.metadata import Metadata
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.events import make_timeline
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import tiny_federation
 
 FILE = str(Path(__file__).with_name("clients.csv"))
 SWAPPED = ["split={name: label_swap, clients: 6, groups: 3}", "participation=1"]
 GIVEN = "algorithm={name: %s, rounds_before: 1, clustering: {partition: given}}"
 MARKED = "uses_ground_truth=true"
-
-
-def federation(*overrides: str):
-    experiment = parse_experiment(override(TINY, overrides))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
 
 
 def vectors(signature: Metadata, fed, clients: list[int]) -> np.ndarray:
@@ -41,7 +31,7 @@ def test_columns_are_scaled_and_one_hot_as_by_sklearn() -> None:
     frame = pd.read_csv(FILE)
     numbers = StandardScaler().fit_transform(frame[["beds", "emergency"]].astype(float))
     kinds = OneHotEncoder(sparse_output=False).fit_transform(frame[["region"]])
-    found = vectors(Metadata(FILE), federation(), [0, 2, 5])
+    found = vectors(Metadata(FILE), tiny_federation(), [0, 2, 5])
     assert found == pytest.approx(np.hstack([numbers, kinds])[[0, 2, 5]])
 
 
@@ -50,13 +40,13 @@ def test_the_order_of_rows_does_not_matter_where_clients_are_numbered(tmp_path) 
     frame.sample(frac=1, random_state=0).to_parquet(tmp_path / "mixed.parquet")
     columns = ("beds", "region")
     mixed = Metadata(str(tmp_path / "mixed.parquet"), client="number", columns=columns)
-    fed = federation()
+    fed = tiny_federation()
     ordered = Metadata(FILE, columns=columns)
     assert (vectors(mixed, fed, [1, 4]) == vectors(ordered, fed, [1, 4])).all()
 
 
 def test_owners_are_found_by_their_names_whatever_other_rows_the_file_has(tmp_path) -> None:
-    fed = federation()
+    fed = tiny_federation()
     names = tuple("fedcba")
     split = replace(fed.timeline.at(1), client_names=names)
     fed = replace(fed, timeline=make_timeline(split, ()))
@@ -71,14 +61,14 @@ def test_owners_are_found_by_their_names_whatever_other_rows_the_file_has(tmp_pa
 
 
 def test_groups_are_one_hot_and_counted_as_ground_truth() -> None:
-    fed = federation(*SWAPPED, MARKED)
+    fed = tiny_federation(*SWAPPED, MARKED)
     groups = fed.timeline.at(1).groups
     assert (vectors(Metadata(), fed, [0, 3, 4]) == np.eye(3)[groups[[0, 3, 4]]]).all()
     assert fed.meter.counts["ground_truth_reads"] == 1
 
 
 def test_groups_that_a_server_knows_are_no_ground_truth() -> None:
-    fed = federation(*SWAPPED)
+    fed = tiny_federation(*SWAPPED)
     with pytest.raises(ExperimentError, match="uses_ground_truth: true"):
         Metadata().require(fed)
     known = replace(fed.timeline.at(1), knows_groups=True)
@@ -144,4 +134,4 @@ def test_an_empty_cell_and_a_missing_row_are_named(tmp_path) -> None:
     ):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(ExperimentError, match=message):
-            Metadata(str(tmp_path / "bad.csv")).require(federation())
+            Metadata(str(tmp_path / "bad.csv")).require(tiny_federation())

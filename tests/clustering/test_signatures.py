@@ -20,16 +20,12 @@ from flray.clustering.partitions import Spectral
 from flray.clustering.points import Points
 from flray.clustering.related import Related
 from flray.clustering.update import Update, Weights
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, layers_of
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, line_federation
+from scenarios import line_federation, tiny_experiment, tiny_federation
 
 CLIENTS = np.array([0, 2, 5])
 HEAD = 16 * 10 + 10  # parameters of the last layer of the tiny network
@@ -37,8 +33,7 @@ HEAD = 16 * 10 + 10  # parameters of the last layer of the tiny network
 
 @pytest.fixture(scope="module")
 def fed() -> Federation:
-    parts = prepare(parse_experiment(TINY))
-    return build_federation(parse_experiment(TINY), parts, start_executor(parts))
+    return tiny_federation()
 
 
 def observed(signature, fed: Federation, memory=None) -> torch.Tensor:
@@ -77,18 +72,16 @@ class TestLayers:
     def test_in_yaml(self) -> None:
         key = "algorithm={name: flhc, clustering: {signature: {name: weights, layers: %s}}}"
         for given, layers in (("last", "last"), ("[layers.4]", ("layers.4",))):
-            built = parse_experiment(override(TINY, [key % given])).algorithm.build()
+            built = tiny_experiment(key % given).algorithm.build()
             assert built.clustering.signature.layers == layers
         with pytest.raises(ExperimentError, match=r"layers must be one of all, first, last"):
-            parse_experiment(override(TINY, [key % "middle"]))
+            tiny_experiment(key % "middle")
 
 
 @pytest.fixture(scope="module")
 def normed() -> Federation:
     model = ["model={name: lenet5, norm: batch}", "dataset.size=16", "participation=1"]
-    experiment = parse_experiment(override(TINY, model))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation(*model)
 
 
 @pytest.fixture(scope="module")

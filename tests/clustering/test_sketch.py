@@ -17,10 +17,8 @@ from flray.config.overrides import override
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.randomness import generator
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, run_experiment, tiny_federation
 
 CLIENTS = np.array([0, 2, 5])
 DIM = 32
@@ -28,8 +26,7 @@ DIM = 32
 
 @pytest.fixture(scope="module")
 def fed() -> Federation:
-    parts = prepare(parse_experiment(TINY))
-    return build_federation(parse_experiment(TINY), parts, start_executor(parts))
+    return tiny_federation()
 
 
 def sent(signature, fed: Federation, embed=None) -> tuple[torch.Tensor, dict]:
@@ -109,11 +106,7 @@ class TestOnTheClient:
     ) -> None:
         together, _ = sent(signature, fed, Sketch(DIM))
         monkeypatch.setattr(update, "HELD_BYTES", 1)
-        alone = build_federation(
-            parse_experiment(override(TINY, ["execution.block=1"])),
-            parts := prepare(parse_experiment(override(TINY, ["execution.block=1"]))),
-            start_executor(parts),
-        )
+        alone = tiny_federation("execution.block=1")
         by_one, counts = sent(signature, alone, Sketch(DIM))
         torch.testing.assert_close(by_one, together, atol=1e-6, rtol=1e-5)
         assert counts["bytes_up_signature"] == len(CLIENTS) * DIM * 4

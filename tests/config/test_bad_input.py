@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from flray.config.binding import Component
 from flray.config.experiment import parse_experiment, read_yaml
-from flray.config.overrides import override
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
 from flray.sweeps.rows import possible
 from flray.sweeps.space import parse_space
 
 from mutations import mutated, values
-from scenarios import TINY
+from scenarios import TINY, tiny_experiment
 
 ROOT = Path(__file__).parents[2]
 FEW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
@@ -134,7 +133,7 @@ ENCODER = (
 )
 def test_a_number_is_finite(key, base, value) -> None:
     with pytest.raises(ExperimentError, match=rf"{key} must be a finite number, got -?(nan|inf)$"):
-        parse_experiment(override(TINY, [base, f"{key}={value}"]))
+        tiny_experiment(base, f"{key}={value}")
 
 
 @pytest.mark.parametrize(
@@ -146,9 +145,9 @@ def test_a_number_is_finite(key, base, value) -> None:
     ],
 )
 def test_a_threshold_may_be_infinite_but_not_nan(key, base) -> None:
-    parse_experiment(override(TINY, [base, f"{key}=.inf"]))
+    tiny_experiment(base, f"{key}=.inf")
     with pytest.raises(ExperimentError, match=f"{key} must be a finite number, got nan"):
-        parse_experiment(override(TINY, [base, f"{key}=.nan"]))
+        tiny_experiment(base, f"{key}=.nan")
 
 
 @pytest.mark.parametrize("value", [10**12, 10**18])
@@ -165,7 +164,7 @@ def test_a_threshold_may_be_infinite_but_not_nan(key, base) -> None:
 )
 def test_a_count_is_one_that_a_machine_can_hold(key, base, value) -> None:
     with pytest.raises(ExperimentError, match=f"{key} must be at most 10000000000 in size, got 1"):
-        parse_experiment(override(TINY, [base, f"{key}={value}"]))
+        tiny_experiment(base, f"{key}={value}")
 
 
 def test_a_seed_counts_nothing() -> None:
@@ -227,7 +226,7 @@ def test_a_name_that_no_file_can_have_is_no_file() -> None:
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_override_is_accepted_or_refused(key, value) -> None:
     with suppress(ExperimentError):
-        parse_experiment(override(TINY, [f"{key}={value}"]))
+        tiny_experiment(f"{key}={value}")
 
 
 # Aliases of aliases: eleven lines for 10**10 values.

@@ -17,7 +17,7 @@ from flray.engines.vectorized import Vectorized
 from flray.models.bank import build_seeded
 from flray.models.classifier import Classifier
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
 
 SHAPE = (2, 9, 8)
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 4}
@@ -50,10 +50,6 @@ def case(dtype: torch.dtype, training: Training):
     split = ragged_split()
     examples = place(noise_dataset(sum(RAGGED), SHAPE), split, dtype)
     return module, examples, block_of(split, module, training)
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize("optimizer", TRAININGS)

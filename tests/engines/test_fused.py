@@ -165,4 +165,4 @@ def test_a_gpu_without_a_compiler_takes_patches(monkeypatch) -> None:
     monkeypatch.setattr(convolutions, "compiles_kernels", lambda: True)
     assert form_of("cuda") == "fused"
     assert form_of("cuda", torch.float64) == "patches"
-    assert write_out(Pooled(), "example_losses") is not None
+    assert write_out(Pooled()) is not None

@@ -19,7 +19,7 @@ from flray.engines.vectorized import Vectorized
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of, stack
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,10 +44,6 @@ def setup(model, dtype, device, training, augment="none", dropout=0.5):
     split = ragged_split()
     examples = place(noise_dataset(sum(RAGGED), (1, 28, 28), augment), split, dtype, device)
     return module, examples, block_of(split, module, training)
-
-
-def largest_gap(a, b) -> float:
-    return max(float((a[k].cpu() - b[k].cpu()).abs().max()) for k in a)
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

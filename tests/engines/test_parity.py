@@ -25,7 +25,7 @@ from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.dropout import KeyedDropout
 
-from scenarios import RAGGED, block_of, noise_dataset, pairwise, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, pairwise, place, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -90,10 +90,6 @@ def make(model: str, dtype: torch.dtype, training: Training, augment: str = "non
     split = ragged_split()
     examples = place(noise_dataset(sum(RAGGED), shape, augment), split, dtype)
     return Case(module, examples, block_of(split, module, training))
-
-
-def largest_gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.plan import num_local_steps, plan_client
 from flray.engines.training import PairedTraining, Training
 from flray.errors import ExperimentError
 from flray.randomness import generator, step_keys
 
-from scenarios import TINY
+from scenarios import tiny_experiment
 
 OWN = np.arange(100, 200)  # ids of a client's examples
 
@@ -128,4 +126,4 @@ def test_pairs_are_the_same_settings_and_no_key_of_the_experiment() -> None:
     assert paired != training
     assert (training.batches_per_step, paired.batches_per_step) == (1, 2)
     with pytest.raises(ExperimentError, match=r"unknown key 'train\.batches_per_step'"):
-        parse_experiment(override(TINY, ["train.batches_per_step=2"]))
+        tiny_experiment("train.batches_per_step=2")

@@ -20,7 +20,7 @@ from flray.errors import ExperimentError
 from flray.models.bank import build_seeded
 from flray.models.mlp200 import Mlp200
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
 
 SPLIT = ragged_split()
 TRAINING = Training(lr=0.05, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=4)
@@ -69,10 +69,6 @@ def drawn() -> list[np.ndarray]:
     return [rng.uniform(0, 2, n) for n in RAGGED]
 
 
-def gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
 @by_model_and_hook
 def test_weights_of_one_change_no_bit(model, hook) -> None:
     engines, block = make(model, torch.float32)
@@ -88,9 +84,9 @@ def test_engines_agree_on_weighted_examples(model, hook) -> None:
     engines, block = make(model, torch.float64)
     loop, *others = (e.train(weighted(block, drawn()), TRAINING, HOOKS[hook]) for e in engines)
     for other in others:
-        assert gap(loop.params, other.params) < 1e-10
+        assert largest_gap(loop.params, other.params) < 1e-10
         assert np.abs(loop.loss - other.loss).max() < 1e-10
-    assert gap(loop.params, engines[0].train(block, TRAINING, HOOKS[hook]).params) > 1e-3
+    assert largest_gap(loop.params, engines[0].train(block, TRAINING, HOOKS[hook]).params) > 1e-3
 
 
 def test_the_loss_is_divided_by_the_size_of_the_batch_not_by_the_sum_of_weights() -> None:
@@ -151,9 +147,9 @@ def test_engines_agree_on_leaves_beside_the_modules(model) -> None:
     both = replace(block, w0=block.w0 | twins | {"scale": scale})
     loop, *others = (engine.train(both, TRAINING, Twin()) for engine in engines)
     for other in others:
-        assert gap(loop.params, other.params) < 1e-10
+        assert largest_gap(loop.params, other.params) < 1e-10
     plain = engines[0].train(block, TRAINING, HOOKS["fedavg"])
-    assert gap(plain.params, loop.params) == 0  # the first model trains as it would alone
+    assert largest_gap(plain.params, loop.params) == 0  # the first model trains as it would alone
     assert all(float((loop.params[n] - leaf).abs().max()) > 1e-3 for n, leaf in both.w0.items())
     only = engines[1].train(both, TRAINING.only({"scale"}), Twin())
     moved = {n for n, leaf in only.params.items() if not torch.equal(leaf, both.w0[n])}

@@ -30,7 +30,7 @@ from flray.models.dropout import KeyedDropout, dropout_keys
 from flray.models.mlp import Mlp
 from flray.models.predictor import Batch
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +69,6 @@ def case(module: LightningModule, training: Training, dtype: torch.dtype = torch
     split = ragged_split()
     examples = place(noise_dataset(sum(RAGGED), SHAPE, "crop_flip"), split, dtype)
     return examples, block_of(split, module.to(dtype), training)
-
-
-def largest_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
 def with_controls(block: Block) -> Block:
@@ -241,7 +237,7 @@ def test_an_input_that_models_share_gives_the_outputs_of_copies(name, form) -> N
 def test_patches_of_an_image_are_counted() -> None:
     """By hand: (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3."""
     module = build_seeded(Functional, 0)
-    written = write_out(module, "example_losses")
+    written = write_out(module)
     assert written is not None
     kept = 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3
     gradient_of_second = 4 * 3 * 9 * 4
@@ -337,7 +333,7 @@ class Deciding(Functional):
     "build", [Scaled, Smoothed, Shared, Deciding, with_hook, with_frozen, with_strides]
 )
 def test_what_is_not_such_a_chain_is_left_to_vmap(build) -> None:
-    assert write_out(build(), "example_losses") is None
+    assert write_out(build()) is None
 
 
 class Halved(Mlp):

@@ -17,6 +17,8 @@ import ray
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 
+from scenarios import is_alive
+
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 30.0  # Ray's agents alone take up to 100 s to notice that their raylet is gone
@@ -139,10 +141,3 @@ def test_no_process_of_a_cluster_outlives_a_killed_owner(tmp_path) -> None:
     while left := [name for pid, name in told["processes"].items() if is_alive(pid)]:
         assert monotonic() < deadline, left
         sleep(0.1)
-
-
-def is_alive(process: str) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from flray.config.experiment import parse_experiment
 from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline
 from flray.data.global_test import with_global_test
@@ -17,25 +16,17 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation, Oracle, Share, nobody
 from flray.models.bank import ModelBank, Params
 from flray.models.mixing import Relation
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY
-
-
-def federation() -> Federation:
-    experiment = parse_experiment(TINY)
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+from scenarios import tiny_federation
 
 
 def test_of_no_members_nobody_is_sampled() -> None:
-    assert federation().sample(1, nobody()).tolist() == []
-    assert len(federation().sample(1, np.array([3]))) == 1
+    assert tiny_federation().sample(1, nobody()).tolist() == []
+    assert len(tiny_federation().sample(1, np.array([3]))) == 1
 
 
 def test_an_empty_cohort_trains_nobody_and_changes_no_model() -> None:
-    fed = federation()
+    fed = tiny_federation()
     bank = fed.initial_bank()
     trained = fed.train(bank, Cohort(1, nobody()), lambda *_: {})
     assert trained.metrics() == {}
@@ -62,7 +53,7 @@ class Recording:
 
 
 def recorded() -> tuple[Federation, Recording]:
-    fed = federation()
+    fed = tiny_federation()
     executor = Recording(fed.executor)
     return replace(fed, executor=executor), executor
 
@@ -140,7 +131,7 @@ def test_a_share_of_a_federation_counts_the_cohort_and_scores_its_own_after_the_
 
 
 def test_steps_are_those_of_the_training_that_was_used() -> None:
-    fed = federation()
+    fed = tiny_federation()
     bank, cohort = fed.initial_bank(), Cohort(1, fed.clients)
     sizes = fed.num_examples[fed.clients]
     batches = -(-sizes // fed.training.batch_size)  # per epoch, of which there are two

@@ -22,6 +22,8 @@ from flray.execution.forking import (
     kept_forking_python,
 )
 
+from scenarios import is_alive
+
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 60.0
@@ -169,13 +171,6 @@ def test_who_kills_what_was_started_kills_the_fork(python: list[str], tmp_path: 
         os.kill(fork if kills_fork else started.pid, signal.SIGKILL)
         started.wait(TIMEOUT_S)
         wait_for(lambda: not is_alive(fork))  # noqa: B023
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_only_this_user_can_ask(python: list[str]) -> None:

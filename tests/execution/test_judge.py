@@ -6,8 +6,6 @@ import torch
 
 from flray.client.host import HostSettings, start_host
 from flray.client.tasks import ClientsJob, ExampleLosses, Judge, _means
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.events import make_timeline
 from flray.execution import federation as federation_module
 from flray.execution.federation import Cohort, Federation
@@ -15,16 +13,8 @@ from flray.execution.trained import Trained
 from flray.models.bank import ModelBank, build_seeded, load_params, params_of, stack
 from flray.models.mixing import HeldModels
 from flray.models.mlp200 import Mlp200
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY, noise_dataset, ragged_split
-
-
-def federation(*overrides: str) -> Federation:
-    experiment = parse_experiment(override(TINY, overrides))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+from scenarios import noise_dataset, ragged_split, tiny_federation
 
 
 def two_models(fed: Federation) -> ModelBank:
@@ -35,7 +25,7 @@ def two_models(fed: Federation) -> ModelBank:
 
 @pytest.mark.parametrize("part", ["train", "validation"])
 def test_judgement_is_the_mean_over_a_clients_own_examples(part) -> None:
-    fed = federation("split.validation=0.3")
+    fed = tiny_federation("split.validation=0.3")
     bank, host = two_models(fed), fed.executor.host
     found = fed.judge(bank, Cohort(1, fed.clients), part)
     assert found.loss.shape == (6, 2)
@@ -56,8 +46,8 @@ def test_judgement_is_the_mean_over_a_clients_own_examples(part) -> None:
 
 def test_judgement_does_not_depend_on_blocks() -> None:
     found = [
-        federation(f"execution.block={size}").judge(
-            two_models(federation()), Cohort(1, np.arange(6)), "train"
+        tiny_federation(f"execution.block={size}").judge(
+            two_models(tiny_federation()), Cohort(1, np.arange(6)), "train"
         )
         for size in (1, 4)
     ]
@@ -66,7 +56,7 @@ def test_judgement_does_not_depend_on_blocks() -> None:
 
 def test_very_many_clients_are_judged_in_larger_blocks(monkeypatch) -> None:
     """A block of two, or half of the clients at once: the same numbers."""
-    fed = federation("execution.block=2")
+    fed = tiny_federation("execution.block=2")
     few = fed.judge(two_models(fed), Cohort(1, fed.clients), "train")
     sizes = []
     task = Judge.__call__
@@ -109,7 +99,7 @@ def test_means_of_parts_have_the_bits_of_each_alone() -> None:
 
 
 def test_a_client_without_validation_examples_has_no_loss() -> None:
-    fed = federation("split.validation=0")
+    fed = tiny_federation("split.validation=0")
     found = fed.judge(two_models(fed), Cohort(1, fed.clients), "validation")
     assert np.isnan(found.loss).all()
 
@@ -122,7 +112,7 @@ def test_a_client_without_steps_has_no_part_in_the_training_loss() -> None:
 
 def test_a_model_that_hears_nobody_stays_whether_it_is_used_or_not() -> None:
     """Row 0 hears clients 0 and 2, weighted by their examples; nobody chose row 1."""
-    fed = federation()
+    fed = tiny_federation()
     bank = two_models(fed)
     clients = np.array([0, 2])
     models = {name: torch.cat([leaf + 1, leaf + 3]) for name, leaf in fed.initial.items()}

@@ -5,24 +5,17 @@ import pytest
 import torch
 
 from flray.client.tasks import Predict
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
-from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.models.bank import load_params
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import fail_jobs, tiny_federation
 
 
 def federation(*overrides: str) -> Federation:
-    experiment = parse_experiment(override(TINY, ["split.server=30", *overrides]))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation("split.server=30", *overrides)
 
 
 def train_some(fed: Federation) -> Trained:
@@ -62,14 +55,7 @@ def test_predictions_do_not_depend_on_blocks_and_send_nothing() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_a_client_whose_model_fails_is_left_out(size, monkeypatch) -> None:
-    run = Inline._run
-
-    def run_or_fail(self, task, bank, job):
-        if isinstance(task, Predict) and np.isin(2, job.clients):
-            return Failed(ArithmeticError("cannot predict"))
-        return run(self, task, bank, job)
-
-    monkeypatch.setattr(Inline, "_run", run_or_fail)
+    fail_jobs(monkeypatch, lambda task, job: isinstance(task, Predict) and 2 in job.clients)
     fed = federation("on_client_failure=drop", f"execution.block={size}")
     trained = train_some(fed)
     found = fed.predict(trained.params, Cohort(1, trained.clients), "hard")
@@ -78,7 +64,7 @@ def test_a_client_whose_model_fails_is_left_out(size, monkeypatch) -> None:
     others = {name: leaf[[0, 2]] for name, leaf in trained.params.items()}
     again = fed.predict(others, Cohort(1, np.array([0, 5])), "hard")
     assert torch.equal(again.values, found.values)
-    with pytest.raises(ClientFailure, match="client 2 failed: ArithmeticError: cannot predict"):
+    with pytest.raises(ClientFailure, match="client 2 failed: ArithmeticError: broken by the test"):
         federation().predict(trained.params, Cohort(1, trained.clients), "hard")
 
 

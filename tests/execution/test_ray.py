@@ -35,11 +35,9 @@ from flray.execution.patience import Patience
 from flray.execution.resources import ActorPlan, Actors, Needs
 from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
-from flray.runs.assemble import build_federation, start_executor
-from flray.runs.preparing import prepare
 from flray.server.actor import start_processes
 
-from scenarios import TINY, Result, ancestors, run_experiment
+from scenarios import TINY, Result, ancestors, run_experiment, tiny_experiment, tiny_federation
 
 pytestmark = pytest.mark.slow
 
@@ -156,9 +154,7 @@ def test_memo_shared_and_pairs_on_actors_are_those_of_one_process() -> None:
         return {name: ahead[name] - memo[f"c_i/{name}"] + memo[f"c/{name}"] for name in g}
 
     def trained(*overrides: str) -> Trained:
-        experiment = parse_experiment(override(TINY, [*HARD, *overrides]))
-        parts = prepare(experiment)
-        fed = build_federation(experiment, parts, start_executor(parts))
+        fed = tiny_federation(*HARD, *overrides)
         draw = torch.Generator().manual_seed(0)
         own = {
             f"c_i/{k}": torch.randn((6, *v.shape[1:]), generator=draw)
@@ -530,7 +526,7 @@ def test_ray_is_asked_for_the_memory_of_the_plan() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_run_may_go_on_with_another_number_of_actors(reference, tmp_path) -> None:
     pool = ["execution.executor=ray", f"execution.actors={{count: 1, {LIGHT}}}"]
-    experiment = parse_experiment(override(TINY, [*HARD, *pool]))
+    experiment = tiny_experiment(*HARD, *pool)
     part = run_experiment(experiment, tmp_path / "run", should_stop=lambda: True)
     assert part.summary is None
     rest = flray.run(TINY, tmp_path / "run", HARD, resume=True)

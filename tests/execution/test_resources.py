@@ -7,8 +7,6 @@ import sys
 import pytest
 import yaml
 
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.execution import nodes
 from flray.execution.resources import (
@@ -21,7 +19,7 @@ from flray.execution.resources import (
 )
 from flray.runs.preparing import load_of, prepare
 
-from scenarios import TINY
+from scenarios import tiny_experiment
 
 IMPORTED = 0.5e9  # bytes of a process that has imported everything
 
@@ -91,7 +89,7 @@ def measured() -> dict[str, subprocess.Popen]:
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_the_estimate_is_not_below_what_training_takes(model, measured) -> None:
-    parts = prepare(parse_experiment(override(TINY, [*LARGE, f"model={model}", RAY])))
+    parts = prepare(tiny_experiment(*LARGE, f"model={model}", RAY))
     growth = int(measured[model].communicate(timeout=120)[0])
     model_bytes = 4 * sum(p.numel() for p in parts.payload.module.parameters())
     assert growth > 20 * model_bytes  # it held a block, and what was trained of it
@@ -116,7 +114,7 @@ def test_the_estimate_follows_model_block_data_and_trainings_kept() -> None:
 def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
     def asked(*overrides: str) -> int:
         ray = ["execution.executor=ray", *overrides]
-        payload = prepare(parse_experiment(override(TINY, [*LARGE, *ray]))).payload
+        payload = prepare(tiny_experiment(*LARGE, *ray)).payload
         return load_of(payload, batch_size=10, num_sampled=3, num_actors=1).of_actor()
 
     small = asked("execution.block=2")
@@ -127,11 +125,11 @@ def test_a_larger_block_and_a_stacked_engine_ask_for_more() -> None:
 
 def test_the_experiment_may_name_what_its_actors_need() -> None:
     own = "execution={executor: ray, actors: {memory_gb: 1.5}, server: {memory_gb: 2}}"
-    plan = prepare(parse_experiment(override(TINY, [own]))).plan
+    plan = prepare(tiny_experiment(own)).plan
     assert (plan.per_actor.memory, plan.server.memory) == (1_500_000_000, 2_000_000_000)
     assert "client actors of 1 CPU, 1.5 GB each" in str(plan)
     with pytest.raises(ExperimentError, match=r"memory_gb must be > 0 .*got 0"):
-        parse_experiment(override(TINY, ["execution.actors.memory_gb=0"]))
+        tiny_experiment("execution.actors.memory_gb=0")
 
 
 GB = 1_000_000_000

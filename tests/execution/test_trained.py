@@ -9,18 +9,16 @@ import torch
 from flray.client.host import Host
 from flray.client.keeping import Ask
 from flray.clustering.update import flatten, updates
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.training import plain_gradient
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation
 from flray.models.mixing import Relation
 from flray.records.run_directory import RunDirectory
-from flray.runs.assemble import build_federation, start_executor, with_recorded_block
+from flray.runs.assemble import with_recorded_block
 from flray.runs.preparing import prepare
 
-from scenarios import TINY, pairwise
+from scenarios import pairwise, tiny_experiment, tiny_federation
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +52,7 @@ class Hosts:
 
 
 def federation(*overrides: str) -> Federation:
-    experiment = parse_experiment(override(TINY, ["execution.block=2", *overrides]))
-    parts = prepare(experiment)
-    return build_federation(experiment, parts, start_executor(parts))
+    return tiny_federation("execution.block=2", *overrides)
 
 
 def hosted(fed: Federation, number: int) -> tuple[Federation, Hosts]:
@@ -187,7 +183,7 @@ def actors(count: object, *overrides: str) -> list[str]:
 )
 def test_the_default_block_divides_a_cohort_among_actors(overrides, block, idle) -> None:
     """A cohort of six; blocks of two are three, so that one of four actors is idle."""
-    experiment = parse_experiment(override(TINY, ["participation=1", *overrides]))
+    experiment = tiny_experiment("participation=1", *overrides)
     parts = prepare(experiment, experiment.settings.execution.actors)
     assert parts.payload.settings.block == block
     if idle is None:
@@ -206,10 +202,10 @@ def test_a_run_goes_on_with_the_block_it_began_with(tiny_run, tmp_path) -> None:
     assert part.summary is None
     directory = RunDirectory(out)
     assert directory.config()["execution"]["block"] == 6
-    elsewhere = parse_experiment(override(TINY, ["participation=1", *actors(2)]))
+    elsewhere = tiny_experiment("participation=1", *actors(2))
     assert with_recorded_block(elsewhere, directory).settings.execution.block == 6
     directory.check_resume(elsewhere.plain)
-    other = parse_experiment(override(TINY, ["participation=1", "execution.block=3"]))
+    other = tiny_experiment("participation=1", "execution.block=3")
     with pytest.raises(ExperimentError, match=r"execution.block is 6 there and 3 here"):
         directory.check_resume(other.plain)
     done = tiny_run("participation=1", out=out, resume=True)

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from flray.cli import cli
 from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.events import make_timeline
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
@@ -24,13 +23,13 @@ from flray.measures.settings import Evaluation
 from flray.runs.preparing import deal
 from flray.sweeps.describing import predicted_steps
 
-from scenarios import TINY
+from scenarios import TINY, tiny_experiment
 
 pytestmark = pytest.mark.slow
 
 
 def forecast_of(*overrides: str, **keywords) -> Forecast:
-    return forecast(parse_experiment(override(TINY, overrides)), **keywords)
+    return forecast(tiny_experiment(*overrides), **keywords)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_samples_cost_less_than_the_last_evaluation() -> None:
 def test_fine_tuning_counts_in_every_evaluation() -> None:
     """A second for each step of fine-tuning, five epochs of all clients; one evaluation or four."""
     tuned = ("evaluate.fine_tune.epochs=5", "participation=1", "train.batch_size=10")
-    experiment = parse_experiment(override(TINY, tuned))
+    experiment = tiny_experiment(*tuned)
     split = deal(experiment, experiment.dataset.build().load())
     num_steps = sum(-(-len(ids) // 10) for ids in split.train)  # of one epoch
     rates = {kind: Rate(0.0, 1.0) for kind in forecast(experiment).rates}

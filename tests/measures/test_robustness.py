@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.measures.measure import RunData
 from flray.measures.robustness import Robustness, noisy_counts
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import tiny_experiment
 
 SPLIT = (
     "split={name: image_shift, form: shared, pipelines: [identity, invert], labels: skew, "
@@ -22,7 +20,7 @@ DEALT = [SPLIT, "dataset.num_test=600"]
 
 @pytest.fixture(scope="module")
 def split():
-    experiment = parse_experiment(override(TINY, [*DEALT, "evaluate.robustness={draws: 8}"]))
+    experiment = tiny_experiment(*DEALT, "evaluate.robustness={draws: 8}")
     return prepare(experiment).payload.timeline.at(1)
 
 
@@ -40,7 +38,7 @@ def test_they_hold_images_of_the_test_part_of_whom_they_resemble(split) -> None:
 
 
 def test_clients_and_digest_are_what_they_would_be_without(split) -> None:
-    alone = prepare(parse_experiment(override(TINY, DEALT))).payload.timeline.at(1)
+    alone = prepare(tiny_experiment(*DEALT)).payload.timeline.at(1)
     assert split.digest() == alone.digest()
     assert split.num_clients == alone.num_clients
     assert alone.similar == ()
@@ -48,7 +46,7 @@ def test_clients_and_digest_are_what_they_would_be_without(split) -> None:
 
 def test_without_noise_their_labels_are_those_of_whom_they_resemble() -> None:
     exact = Robustness(draws=2, noise=0.0, smallest=1.0, largest=1.0, least=1)
-    experiment = parse_experiment(override(TINY, DEALT))
+    experiment = tiny_experiment(*DEALT)
     timeline = prepare(experiment).payload.timeline
     split = exact.prepare(RunData(None, None, timeline, has_events=False, seed=0)).at(1)
     for r in split.clients.tolist():

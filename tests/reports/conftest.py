@@ -1,4 +1,4 @@
-"""A page with everything on it, drawn once for all tests."""
+"""Pages for several tests: one with everything on it, drawn once, and pages without figures."""
 
 from pathlib import Path
 
@@ -18,3 +18,9 @@ def drawn_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(folder / "s", rows)
     write_page([folder], folder / "page.html")
     return folder / "page.html"
+
+
+@pytest.fixture
+def empty_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are empty: making and drawing them takes most of the time of a page."""
+    monkeypatch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))

@@ -218,8 +218,8 @@ def test_figures_have_every_method(sweep) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_ranks_methods_and_the_terminal_too(sweep, monkeypatch) -> None:
-    monkeypatch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
+@pytest.mark.usefixtures("empty_figures")
+def test_the_page_ranks_methods_and_the_terminal_too(sweep) -> None:
     assert is_benchmark(sweep)
     (page := sweep.path / "runs/ifca_swap_4_0/report.html").parent.mkdir(parents=True)
     page.write_text("")

@@ -165,11 +165,8 @@ class TestData:
 
 
 @needs_chromium
+@pytest.mark.usefixtures("empty_figures")
 class TestBrowser:
-    @pytest.fixture(autouse=True)
-    def _without_figures(self, monkeypatch):
-        monkeypatch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
-
     def probed(self, path, cuts):
         """What the page shows after each of the cuts: (control, value)."""
         page = write_page([path], path / "page.html")

@@ -32,11 +32,11 @@ from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from flray.cli import cli
+from flray.columns import VALIDATION_ACCURACY_MEAN as VALIDATION
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
 from flray.records.clusterings import ClusteringRecord, write_clustering
 from flray.records.run_directory import RunDirectory
-from flray.reports.columns import VALIDATION
 from flray.reports.embed import figure_source
 from flray.reports.figures import efficiency_figure
 from flray.reports.page import render_page
@@ -129,12 +129,6 @@ def heat_of(axes):
     return mesh.get_array().filled(np.nan).reshape(mesh.get_coordinates().shape[0] - 1, -1)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are empty: making and drawing them takes most of the time of a page."""
-    monkeypatch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
-
-
 class TestEmbed:
     def draw(self, monkeypatch, figure):
         monkeypatch.setattr("flray.reports.figures.accuracy_figure", lambda: figure)
@@ -167,7 +161,7 @@ class TestEmbed:
 
 
 class TestRun:
-    def test_overlapping_clusters_and_their_errors(self, tmp_path, undrawn):
+    def test_overlapping_clusters_and_their_errors(self, tmp_path, empty_figures):
         """Client 2 is in both clusters; the page says so, and has the errors of both rounds."""
         R = np.array([[1, 1, 1, 0, 0]] * 2 + [[0, 0, 1, 1, 1]] * 3)
         arrays = CLUSTERING | {"R": R, "overlapping": np.array(True)}
@@ -188,7 +182,7 @@ class TestRun:
         assert text.count("4.50") >= 4
         assert "FLIS, Fig. 3" in text
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     @pytest.mark.parametrize("runs", [1, 2])
     def test_a_run_whose_configuration_is_empty_is_refused(self, tmp_path, runs):
         for place in range(runs):
@@ -197,7 +191,7 @@ class TestRun:
         with pytest.raises(ExperimentError, match=r"config\.yaml is damaged"):
             page_of(tmp_path / "runs")
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_everything_is_on_the_page(self, tmp_path):
         read = is_sound(page_of(write_run(tmp_path / "flhc" / "seed_0")))
         for word in (
@@ -209,7 +203,7 @@ class TestRun:
         # Accuracy, clients, three of the clustering, one of costs.
         assert read.tags.count("figure") == 2 + 3 + 1
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_headline_numbers_are_those_of_the_summary(self, tmp_path):
         page = page_of(write_run(tmp_path / "a"))
         shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
@@ -229,7 +223,7 @@ class TestRun:
             "params_sha256": "0123456789ab",
         }
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_ground_truth_is_marked_where_it_was_used(self, tmp_path):
         used, unused = ({**SUMMARY, "uses_ground_truth": value} for value in (True, False))
         page = page_of(write_run(tmp_path / "a", (), used, uses_ground_truth=True))
@@ -238,7 +232,7 @@ class TestRun:
         both = is_sound(page_of(tmp_path / "a", tmp_path / "b")).text
         assert both.count("80.00† ± 6.32") == 1  # of a, not of b
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_an_unfinished_run_is_marked_by_what_it_has_read_so_far(self, tmp_path):
         path = write_run(tmp_path / "a", summary=None, rounds=ROUNDS[:1], events=())
         assert "†" not in page_of(path)
@@ -246,7 +240,7 @@ class TestRun:
         RunDirectory(path).append_rounds([row])
         assert "† This run uses ground truth" in is_sound(page_of(path)).text
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_an_unfinished_run_shows_what_is_there_and_says_so(self, tmp_path):
         read = is_sound(
             page_of(write_run(tmp_path / "a", summary=None, rounds=ROUNDS[:2], events=()))
@@ -256,25 +250,25 @@ class TestRun:
         assert "--resume" in read.text
         assert "2.0 MB" in read.text  # up, of two rounds
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_a_run_that_has_only_begun_has_a_page(self, tmp_path):
         read = is_sound(page_of(write_run(tmp_path / "a", summary=None, rounds=(), events=())))
         assert "0 of 3 rounds" in read.text
         assert "figure" not in read.tags
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_without_a_clustering_models_tell_who_is_where(self, tmp_path):
         read = is_sound(page_of(write_run(tmp_path / "a", events=())))
         assert "Who is where" in read.text
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_of_many_clusterings_three_are_drawn_and_all_listed(self, tmp_path):
         read = is_sound(page_of(write_run(tmp_path / "a", events=(0, 1, 2, 3, 4))))
         assert "3 of 5 clusterings are drawn: after rounds 0, 2, 4." in read.text
         assert "before the first round" in read.text
         assert read.tags.count("figure") == 2 + 9 + 1
 
-    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.usefixtures("empty_figures")
     def test_who_is_where_names_members_groups_and_accuracy(self, tmp_path):
         text = " ".join(is_sound(page_of(write_run(tmp_path / "a"))).text.split())
         # Clients 0, 1 of group 7, mean of 1.0 and 0.9.
@@ -324,7 +318,7 @@ class TestCosts:
         assert figure.axes[0].lines[0].get_xydata().tolist() == [[4, 50], [6, 75]]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("empty_figures")
 class TestSeveralRuns:
     def folder(self, tmp_path):
         for seed, better in ((0, 0.02), (1, 0.04)):
@@ -384,7 +378,7 @@ class TestSeveralRuns:
         assert "runs-run2" not in read.ids
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("empty_figures")
 class TestSweep:
     def test_the_best_is_chosen_by_validation_and_told_as_a_command(self, tmp_path):
         rows = sweep_rows()
@@ -764,7 +758,7 @@ class TestSweep:
         assert {"run", "sweep0", "sweep1"} <= set(read.ids)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("empty_figures")
 class TestFolders:
     def test_a_folder_without_anything_is_refused_with_what_was_expected(self, tmp_path):
         with pytest.raises(ExperimentError, match=r"nothing to report in .*config\.yaml"):

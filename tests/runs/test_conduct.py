@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.forecast.forecast import forecast
 from flray.records.lock import holder
@@ -16,13 +14,9 @@ from flray.runs import preparing, watching
 from flray.runs.conduct import STOP_FILE, Monitor, ask_to_stop, conduct
 from flray.runs.launch import run_experiment
 
-from scenarios import TINY
+from scenarios import TINY, tiny_experiment
 
 RAY = ["execution.executor=ray", "execution.block=2"]
-
-
-def experiment(*overrides: str):
-    return parse_experiment(override(TINY, overrides))
 
 
 @pytest.fixture
@@ -66,20 +60,23 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_who_watches_a_directory_can_stop_a_run_in_process(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert run_experiment(experiment(), out, monitor=Monitor(lambda _row: ask_to_stop(out))) is None
+    assert (
+        run_experiment(tiny_experiment(), out, monitor=Monitor(lambda _row: ask_to_stop(out)))
+        is None
+    )
     assert RunDirectory(out).rounds()["round"].tolist() == [1]
     assert not (out / STOP_FILE).exists()
 
 
 def test_a_run_from_python_is_tracked(tmp_path: Path) -> None:
-    run_experiment(experiment("tracking=tensorboard"), tmp_path / "run")
+    run_experiment(tiny_experiment("tracking=tensorboard"), tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
 def test_data_are_dealt_once_in_process_and_for_a_plan(tmp_path: Path, dealt) -> None:
-    run_experiment(experiment(), tmp_path / "run")
+    run_experiment(tiny_experiment(), tmp_path / "run")
     assert len(dealt) == 1
-    forecast(experiment(*RAY))
+    forecast(tiny_experiment(*RAY))
     assert len(dealt) == 2
 
 
@@ -91,7 +88,7 @@ def test_the_terminal_deals_the_data_and_the_server_gets_them(tmp_path, dealt, m
         stdin = sent.open("wb")
 
     monkeypatch.setattr(watching, "take_keeper", Waiting)
-    watching.start_keeper(experiment(*RAY), tmp_path / "run", mirror=None)
+    watching.start_keeper(tiny_experiment(*RAY), tmp_path / "run", mirror=None)
     assert len(dealt) == 1
     request = pickle.loads(sent.read_bytes())
     build = pickle.loads(request.build)

@@ -7,20 +7,15 @@ import pytest
 
 from flray.algorithms.scaffold import Scaffold
 from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.engines.rates import RateSchedule
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 
 from linear import gradient, linear_federation, vector
-from scenarios import TINY, run_experiment, some_long
+from scenarios import run_experiment, sha, some_long, tiny_experiment
 
 HALVED = "train.lr={start: 0.1, decay: 0.5, every: 2}"  # 0.1 in rounds 1 and 2, then 0.05
-
-
-def sha(result) -> str:
-    return result.summary["params_sha256"]
 
 
 def test_a_decay_of_one_is_a_plain_number(known_run) -> None:
@@ -42,7 +37,7 @@ def test_each_round_has_its_own_rate(tiny_run, tmp_path, engine) -> None:
 
 def resumed_with(out, changes):
     """The run in a directory, gone on with other settings."""
-    experiment = parse_experiment(override(TINY, changes))
+    experiment = tiny_experiment(*changes)
     keys = [change.partition("=")[0] for change in changes]
     RunDirectory(out).change_settings(experiment.plain, keys)
     return run_experiment(experiment, out, resume=True)
@@ -74,7 +69,7 @@ def test_scaffold_divides_by_the_rate_of_its_round() -> None:
 
 def test_a_cosine_takes_the_rounds_of_the_experiment() -> None:
     cosine = "train.lr={start: 0.2, schedule: cosine, end: 0.1}"
-    experiment = parse_experiment(override(TINY, [cosine, "rounds=8"]))
+    experiment = tiny_experiment(cosine, "rounds=8")
     assert experiment.plain["train"]["lr"]["rounds"] == 8
     assert parse_experiment(experiment.plain).plain == experiment.plain
     rates = [experiment.settings.train.at(t).lr for t in range(1, 10)]
@@ -84,7 +79,7 @@ def test_a_cosine_takes_the_rounds_of_the_experiment() -> None:
 
 def test_a_rate_is_never_zero() -> None:
     for lr in ("{start: 1.0, decay: 0.1}", "{start: 1.0, schedule: cosine}"):
-        experiment = parse_experiment(override(TINY, [f"train.lr={lr}"]))
+        experiment = tiny_experiment(f"train.lr={lr}")
         assert experiment.settings.train.at(1_000_000_000).eta > 0
 
 
@@ -105,4 +100,4 @@ def test_a_rate_is_never_zero() -> None:
 )
 def test_bad_schedules_are_refused(train, message) -> None:
     with pytest.raises(ExperimentError, match=message):
-        parse_experiment(override(TINY, [f"train={train}"]))
+        tiny_experiment(f"train={train}")

@@ -10,14 +10,13 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flray.config.experiment import Experiment, parse_experiment
-from flray.config.overrides import override
+from flray.config.experiment import Experiment
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import nodes
 from flray.models.classifier import Classifier
 from flray.runs.rehearsal import describe
 
-from scenarios import TINY, run_experiment
+from scenarios import run_experiment, tiny_experiment
 
 
 class Square(Classifier):
@@ -69,7 +68,7 @@ REFUSED = {
 
 
 def experiment(arguments: str) -> Experiment:
-    return parse_experiment(override(TINY, [SMALL, *filter(None, arguments.split("; "))]))
+    return tiny_experiment(SMALL, *filter(None, arguments.split("; ")))
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
@@ -130,7 +129,7 @@ def test_a_rehearsal_changes_no_settings_of_torch() -> None:
 
 
 def test_a_run_that_is_not_stacked_says_so_as_check_does(tmp_path, caplog) -> None:
-    experiment = parse_experiment(override(TINY, [SMALL, "model=rehearsed:NoLosses", "rounds=1"]))
+    experiment = tiny_experiment(SMALL, "model=rehearsed:NoLosses", "rounds=1")
     caplog.set_level("INFO", logger="flray")
     run_experiment(experiment, tmp_path / "run")
     (remark,) = [line for line in caplog.messages if line.startswith("note: ")]

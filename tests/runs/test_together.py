@@ -11,7 +11,6 @@ from rich.console import Console
 
 from flray.cli.campaign import read_campaign
 from flray.cli.running import run_all
-from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution import mps
@@ -19,7 +18,7 @@ from flray.records.run_directory import RunDirectory
 from flray.runs import together
 from flray.runs.together import ForkedRun, run_together, runs_at_a_time
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, run_experiment, tiny_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +26,7 @@ ALGORITHMS = ("fedavg", "local", "{name: fedprox, mu: 0.1}")
 
 
 def experiment(*overrides: str):
-    return parse_experiment(override(TINY, ["rounds=2", *overrides]))
+    return tiny_experiment("rounds=2", *overrides)
 
 
 def never() -> bool:

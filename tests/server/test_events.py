@@ -5,14 +5,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flray.algorithms.fedavg import FedAvg
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server
 from flray.runs.preparing import prepare
 
-from scenarios import TINY
+from scenarios import tiny_experiment
 
 EVENTS = (
     "events=[{round: 3, kind: join, clients: [5]}, {round: 3, kind: leave, clients: [0, 1]},"
@@ -45,7 +43,7 @@ class Noting(FedAvg):
 
 
 def test_a_state_is_deployed_in_the_federation_of_its_own_round(tmp_path) -> None:
-    experiment = parse_experiment(override(TINY, [EVENTS, "rounds=4"]))
+    experiment = tiny_experiment(EVENTS, "rounds=4")
     server = build_server(experiment, prepare(experiment), RunDirectory(tmp_path / "run"))
     noting = Noting()
     assert replace(server, algorithm=noting).run()

@@ -10,8 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from flray.algorithms.local import LocalState
 from flray.client.tasks import ClientsJob, PartScore, Train
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.data.pixels import place_examples
 from flray.engines.loop import Loop
 from flray.engines.training import plain_gradient
@@ -28,14 +26,10 @@ from flray.runs.rehearsal import describe
 from flray.server.evaluation import score_globally
 from flray.server.summary import last_trained_score
 
-from scenarios import TINY
+from scenarios import tiny_experiment
 
 BOTH = ["evaluate.on=global", "evaluate.fine_tune={epochs: 2}"]
 NEW = ("global_", "tuned_")  # how columns and parts of the protocols begin
-
-
-def experiment(*overrides: str):
-    return parse_experiment(override(TINY, overrides))
 
 
 def last_bank(result) -> ModelBank:
@@ -71,7 +65,7 @@ def test_fine_tuning_is_gradient_descent_on_the_clients_own_data(tiny_run, engin
         *("evaluate.fine_tune={epochs: 3, lr: 0.2}", "rounds=2"),
     ]
     result = tiny_run(*overrides)
-    payload, bank = prepare(experiment(*overrides)).payload, last_bank(result)
+    payload, bank = prepare(tiny_experiment(*overrides)).payload, last_bank(result)
     split = payload.timeline.at(2)
     examples = place_examples(payload.dataset, split, torch.device("cpu"), torch.float32)
     moved = 0
@@ -102,8 +96,8 @@ def test_fine_tuning_is_gradient_descent_on_the_clients_own_data(tiny_run, engin
 def test_fine_tuning_trains_as_the_experiment_does_in_an_order_of_its_own(tiny_run) -> None:
     overrides = ["evaluate.fine_tune={epochs: 2}", "model.dropout=0.5", "execution.engine=loop"]
     result = tiny_run(*overrides)
-    settings = experiment(*overrides).settings
-    parts, bank = prepare(experiment(*overrides)), last_bank(result)
+    settings = tiny_experiment(*overrides).settings
+    parts, bank = prepare(tiny_experiment(*overrides)), last_bank(result)
     host = start_executor(parts).host
     found = rows_of(result, "tuned_test")
     differing = 0
@@ -135,7 +129,7 @@ SPLITS = {
 def test_the_whole_test_set_is_judged_as_it_is_in_the_dataset(tiny_run, split) -> None:
     overrides = [split, "evaluate.on=global", "algorithm=local", "participation=1", "rounds=2"]
     result = tiny_run(*overrides)
-    payload, bank = prepare(experiment(*overrides)).payload, last_bank(result)
+    payload, bank = prepare(tiny_experiment(*overrides)).payload, last_bank(result)
     dataset = payload.dataset
     x = torch.from_numpy(dataset.images[dataset.test_ids]).float() / 255
     y = torch.from_numpy(dataset.labels[dataset.test_ids])
@@ -157,7 +151,7 @@ def test_labels_changed_by_an_event_do_not_change_the_global_test_set(tiny_run) 
     event = "events=[{round: 2, kind: relabel, clients: [0, 1, 2, 3, 4, 5], labels: [[0, 1]]}]"
     overrides = [event, "evaluate.on=global", "rounds=2"]
     result = tiny_run(*overrides)
-    payload, bank = prepare(experiment(*overrides)).payload, last_bank(result)
+    payload, bank = prepare(tiny_experiment(*overrides)).payload, last_bank(result)
     dataset = payload.dataset
     x = torch.from_numpy(dataset.images[dataset.test_ids]).float() / 255
     load_params(payload.module, bank.row(0))
@@ -180,9 +174,13 @@ class Spy:
 
 
 def spied(*overrides: str):
-    parts = prepare(experiment(*overrides))
+    parts = prepare(tiny_experiment(*overrides))
     spy = Spy(start_executor(parts))
-    return build_federation(experiment(*overrides), parts, spy), spy, parts.payload.timeline.at(1)
+    return (
+        build_federation(tiny_experiment(*overrides), parts, spy),
+        spy,
+        parts.payload.timeline.at(1),
+    )
 
 
 def test_a_model_that_several_clients_use_is_judged_once() -> None:
@@ -249,7 +247,7 @@ def test_columns_say_which_protocol_they_are_of(tiny_run) -> None:
     prefixes = ["", "holdout_", "validation_", "global_", "global_holdout_", "tuned_"]
     prefixes += ["tuned_holdout_", "tuned_validation_", "tuned_global_", "tuned_global_holdout_"]
     parts = {"": "test", "validation_": "validation", "global_": "global"}
-    held = experiment("split.holdout=2")
+    held = tiny_experiment("split.holdout=2")
     holdout = held.split.build().split(held.dataset.build().load(), 0).holdout
     for prefix in prefixes:
         part = parts[prefix.removeprefix("tuned_").replace("holdout_", "")]
@@ -328,14 +326,14 @@ def test_a_client_whose_tuned_model_diverges_is_named_or_dropped(tiny_run, known
 )
 def test_wrong_protocols_are_refused(overrides, message) -> None:
     with pytest.raises(ExperimentError, match=message):
-        experiment(*overrides)
+        tiny_experiment(*overrides)
 
 
 def test_a_dataset_without_test_images_has_no_global_test_set() -> None:
     without = ["dataset.num_test=0", "split.test=own_split", "evaluate.on=global"]
-    assert "4 rounds of fedavg" in describe(experiment(*without, "evaluate.on=local"))
+    assert "4 rounds of fedavg" in describe(tiny_experiment(*without, "evaluate.on=local"))
     with pytest.raises(ExperimentError, match=r"evaluate.on=global needs test images .*synthetic"):
-        describe(experiment(*without))
+        describe(tiny_experiment(*without))
 
 
 @pytest.mark.long

@@ -6,13 +6,11 @@ from rich.console import Console
 
 from flray.cli import concluding
 from flray.columns import VALIDATION_ACCURACY_MEAN
-from flray.config.experiment import parse_experiment
-from flray.config.overrides import override
 from flray.errors import ExperimentError
 from flray.measures.stopping import Stop
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, run_experiment
+from scenarios import run_experiment, tiny_experiment
 
 LONG = ["rounds=12", "train.lr=0.3", "participation=1"]
 
@@ -83,7 +81,7 @@ def test_the_end_of_a_command_says_why_it_came_early(tiny_run, monkeypatch, caps
 def test_an_ended_run_is_finished_until_it_is_given_another_rule(tiny_run, tmp_path) -> None:
     out = tmp_path / "run"
     ended = tiny_run(*LONG, "stop.patience=2", out=out)
-    patient = parse_experiment(override(TINY, [*LONG, "stop.patience=3"]))
+    patient = tiny_experiment(*LONG, "stop.patience=3")
     directory = RunDirectory(out)
     assert directory.is_finished(directory.config())
     assert not directory.is_finished(patient.plain)
@@ -129,7 +127,7 @@ def test_test_data_decide_nothing(tiny_run) -> None:
 )
 def test_bad_rules_are_refused(stop, message) -> None:
     with pytest.raises(ExperimentError, match=message):
-        parse_experiment(override(TINY, [f"stop={stop}"]))
+        tiny_experiment(f"stop={stop}")
 
 
 def test_a_score_that_is_only_equalled_is_no_improvement() -> None:

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from tensorboardX.proto.event_pb2 import Event as TensorBoardEvent
 
 import flray
-from flray.config.experiment import Experiment, parse_experiment
+from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD, override
 from flray.config.tracking import NoTracking, Wandb
 from flray.errors import ExperimentError
@@ -36,7 +36,7 @@ from flray.tracking import loggers, mirrors
 from flray.tracking.loggers import WandbRounds, chosen_mode
 from flray.tracking.mirrors import track_table, tracked, without_secrets
 
-from scenarios import TINY, Result
+from scenarios import TINY, Result, tiny_experiment
 
 if TYPE_CHECKING:
     from wandb.proto.wandb_internal_pb2 import Record
@@ -79,13 +79,9 @@ def _end_of_the_service() -> Iterator[None]:
     teardown()
 
 
-def experiment_of(*overrides: str) -> Experiment:
-    return parse_experiment(override(TINY, overrides))
-
-
 def run_tracked(out: Path, *overrides: str, rounds: int = 4, **keywords: Any) -> Result:
     """Run the tiny experiment with tracking, until so many rounds are done in all."""
-    experiment = experiment_of(*overrides)
+    experiment = tiny_experiment(*overrides)
     seen: list[int] = []
     monitor = Monitor(
         lambda row: seen.append(row["round"]), lambda: bool(seen) and seen[-1] >= rounds, **keywords
@@ -239,8 +235,8 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path) -> None:
 
 def test_a_finished_run_is_mirrored_once(tmp_path) -> None:
     out = tmp_path / "run"
-    run_experiment(experiment_of(), out)
-    experiment = experiment_of(OFFLINE)
+    run_experiment(tiny_experiment(), out)
+    experiment = tiny_experiment(OFFLINE)
     for _ in range(2):
         with tracked(experiment, out, group="the sweep"):
             pass
@@ -253,7 +249,7 @@ def test_a_finished_run_is_mirrored_once(tmp_path) -> None:
 def test_more_rounds_of_a_finished_run_and_their_summary_follow(tmp_path) -> None:
     out = tmp_path / "run"
     run_tracked(out, OFFLINE)
-    RunDirectory(out).change_settings(experiment_of(OFFLINE, "rounds=6").plain, ["rounds"])
+    RunDirectory(out).change_settings(tiny_experiment(OFFLINE, "rounds=6").plain, ["rounds"])
     result = run_tracked(out, OFFLINE, "rounds=6", rounds=6)
     first, second = segments(out)
     assert [row["step"] for row in history(second)] == [5, 6]
@@ -315,7 +311,7 @@ def test_the_table_of_a_sweep_is_a_run_of_its_group(tmp_path) -> None:
     folder.mkdir()
     frame = pd.DataFrame({"lr": [0.1, 0.2], "accuracy": [0.5, 0.75]})
     space = {"space": {"train.lr": [0.1, 0.2]}, "token": "x"}
-    track_table(Wandb(mode="offline"), folder, "results", frame, space)
+    track_table(Wandb(mode="offline"), folder, frame, space)
     (segment,) = segments(folder)
     assert config_of(segment) == {"space": {"train.lr": [0.1, 0.2]}}
     assert run_record(segment).run_group == run_record(segment).display_name == "my_sweep"
@@ -427,7 +423,7 @@ def test_training_does_not_wait_for_a_tracker(tmp_path, monkeypatch, caplog) -> 
     answer, rows = Event(), []
     monkeypatch.setattr(loggers, "TensorBoardLogger", lambda *_, **__: answer.wait(30))
     monkeypatch.setattr(mirrors, "CLOSE_TIMEOUT_S", 0.2)
-    experiment = experiment_of(BOARD)
+    experiment = tiny_experiment(BOARD)
     assert run_experiment(experiment, tmp_path / "run", False, Monitor(rows.append)) is not None
     assert len(rows) == 4  # while the logger is not open
     assert "tracking is off (it takes more than 0.2 s)" in caplog.text
@@ -524,12 +520,12 @@ def test_online_without_a_key_is_refused_at_once(tmp_path, monkeypatch) -> None:
 
 
 def test_tracking_is_a_name_or_a_mapping() -> None:
-    assert experiment_of().settings.tracking == NoTracking()
-    assert experiment_of("tracking=wandb").settings.tracking == Wandb()
-    given = experiment_of("tracking=wandb", "tracking.mode=offline", "tracking.project=mine")
+    assert tiny_experiment().settings.tracking == NoTracking()
+    assert tiny_experiment("tracking=wandb").settings.tracking == Wandb()
+    given = tiny_experiment("tracking=wandb", "tracking.mode=offline", "tracking.project=mine")
     assert given.settings.tracking == Wandb("mine", "offline")
     assert parse_experiment(given.plain).settings == given.settings
     with pytest.raises(ExperimentError, match="unknown tracking 'wandbb'"):
-        experiment_of("tracking=wandbb")
+        tiny_experiment("tracking=wandbb")
     with pytest.raises(ExperimentError, match="unknown tracking 'fractions:Fraction'"):
-        experiment_of("tracking=fractions:Fraction")
+        tiny_experiment("tracking=fractions:Fraction")

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from flray.columns import PARAMS_SHA256
-from flray.reports.columns import VALIDATION
+from flray.columns import PARAMS_SHA256, VALIDATION_ACCURACY_MEAN
 from flray.reports.configuration import setting_text
 from flray.reports.published.layout import TableColumn, TableRow
 from flray.reports.published.matching import Conditions, Metric, condition_text, holds
@@ -148,7 +147,7 @@ def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.Da
 
     Runs of equal settings are one: that with the lowest digest, so that folders do not decide.
     """
-    keys = {"validation": VALIDATION, "test": metric.select or metric.key}
+    keys = {"validation": VALIDATION_ACCURACY_MEAN, "test": metric.select or metric.key}
     keys |= {key: key for key in TIE_BREAKERS}
     numbers_of = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [n.get(key) for n in numbers_of] for name, key in keys.items()})
