@@ -149,21 +149,23 @@ def _squared_distances(values: Tensor, gram: Tensor, norm: Tensor | None = None)
     length = gram.diagonal()
     both = length[:, None] + length[None, :]
     squared = both - 2 * gram
-    near = torch.triu(squared <= CANCELS * both, 1).nonzero().T  # (2, pairs)
+    first, second = torch.triu(squared <= CANCELS * both, 1).nonzero(as_tuple=True)
     # Clients that have not trained yet sent the same vector: they are one client here.
-    distinct, number = torch.unique(_first_equal(values)[near], dim=1, return_inverse=True)
-    squared[near[0], near[1]] = _by_difference(values, norm, *distinct)[number]
+    pairs = _first_equal(values)[torch.stack([first, second])]
+    distinct_pairs, positions = torch.unique(pairs, dim=1, return_inverse=True)
+    squared[first, second] = _by_difference(values, norm, *distinct_pairs)[positions]
     return squared
 
 
 def _first_equal(values: Tensor) -> Tensor:
     """(m,) for each vector the first one that is equal to it, which may be itself."""
-    few = values[:, :: max(1, values.shape[1] // FEW_ELEMENTS)].detach().cpu().numpy()
-    alike: defaultdict[bytes, list[int]] = defaultdict(list)  # distinct rows, by few elements
-    first_equal = []
-    for row, elements in enumerate(few):
-        rows = alike[elements.tobytes()]
-        first_equal += [next((r for r in rows if torch.equal(values[r], values[row])), row)]
+    step = max(1, values.shape[1] // FEW_ELEMENTS)
+    samples = values[:, ::step].detach().cpu().numpy()
+    candidates: defaultdict[bytes, list[int]] = defaultdict(list)  # distinct rows, by their sample
+    first_equal: list[int] = []
+    for row, sample in enumerate(samples):
+        rows = candidates[sample.tobytes()]
+        first_equal.append(next((r for r in rows if torch.equal(values[r], values[row])), row))
         if first_equal[row] == row:
             rows.append(row)
     return torch.tensor(first_equal, device=values.device)
