@@ -58,6 +58,6 @@ def _check_tokens(dataset: Dataset, name: str) -> None:
             f"the targets of {dataset.name} are {kind} of the shape {y.shape[1:]}; {OTHERS}, or "
             "give one class for each token"
         )
-    known = f"model {name} knows the tokens 0 to {dataset.num_classes - 1}, one for each class"
+    rule = f"model {name} knows the tokens 0 to {dataset.num_classes - 1}, one for each class"
     advice = "number tokens and classes alike"
-    refuse_values(x, (x < 0) | (x >= dataset.num_classes), known, advice)
+    refuse_values(x, (x < 0) | (x >= dataset.num_classes), rule, advice)
