@@ -36,7 +36,7 @@ class ClientFailure(RuntimeError):
 
 
 class GpuFault(RuntimeError):
-    """CUDA failed in a way that only a new process recovers from."""
+    """CUDA failed in a way that a new process may recover from."""
 
 
 def one_line_message(error: BaseException) -> str:
@@ -62,9 +62,23 @@ def is_gpu_fault(error: BaseException | None) -> bool:
     >>> is_gpu_fault(lost), is_gpu_fault(RuntimeError("CUDA out of memory"))
     (True, False)
     """
+    return _says(error, CUDA_ERROR, "MPS server")
+
+
+def is_gpu_full(error: BaseException | None) -> bool:
+    """True if the GPU had no memory left, which other processes may have taken.
+
+    >>> is_gpu_full(RuntimeError("CUDA out of memory. Tried to allocate 380.00 MiB"))
+    True
+    """
+    return _says(error, "CUDA out of memory")
+
+
+def _says(error: BaseException | None, *texts: str) -> bool:
+    """True if the message of an error, or of what caused it, has one of the texts."""
     if error is None:
         return False
-    if any(text in str(error) for text in (CUDA_ERROR, "MPS server")):
+    if any(text in str(error) for text in texts):
         return True
     cause = getattr(error, "cause", None)  # of an error that Ray brought here
-    return is_gpu_fault(cause if isinstance(cause, BaseException) else error.__cause__)
+    return _says(cause if isinstance(cause, BaseException) else error.__cause__, *texts)

@@ -19,7 +19,7 @@ from typing import Any
 
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS, ROUND
-from flray.errors import ClientFailure, is_gpu_fault, one_line_message
+from flray.errors import ClientFailure, is_gpu_fault, is_gpu_full, one_line_message
 from flray.execution.executor import CLIENT_ERRORS
 from flray.execution.meter import Meter
 from flray.files import replace_text
@@ -203,7 +203,7 @@ class Cache:
             self.publish(kind, key, compute)
         except CLIENT_ERRORS as error:
             shutil.rmtree(self.path(kind, f".{key}"), ignore_errors=True)
-            if not is_gpu_fault(error):  # which another process does not repeat
+            if not (is_gpu_fault(error) or is_gpu_full(error)):  # which need not happen again
                 replace_text(failed, json.dumps([self.session, one_line_message(error)]))
             raise
 

@@ -26,7 +26,7 @@ from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
-from flray.errors import GpuFault, is_gpu_fault, one_line_message
+from flray.errors import GpuFault, is_gpu_fault, is_gpu_full, one_line_message
 from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share, nobody
 from flray.execution.nodes import wait_for_resources
@@ -105,7 +105,7 @@ def run_row(
         on_round: Called with the row of each round that is trained for this row alone.
 
     Raises:
-        GpuFault: This process can run no further row; this one stays unfinished.
+        GpuFault: The GPU failed or was full of other rows; this one stays unfinished.
     """
     trial = Trial(row, context, on_round)
     try:
@@ -113,7 +113,7 @@ def run_row(
     except OutOfTime:
         trial.note(status="unfinished")
     except CLIENT_ERRORS as error:
-        if is_gpu_fault(error):
+        if is_gpu_fault(error) or is_gpu_full(error):
             raise GpuFault(one_line_message(error)) from error  # a new process runs the row
         trial.note(status="failed", error=one_line_message(error))
     finally:
