@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flray.data.dataset import Dataset
@@ -10,9 +10,11 @@ from flray.data.events import Event, make_timeline
 from flray.data.owned import TIME, Rows, window_rows
 from flray.data.splits.natural import Natural
 from flray.errors import ExperimentError
+from flray.randomness import generator
 
 SIZES = st.lists(st.integers(8, 40), min_size=2, max_size=5)
 SHARES = st.sampled_from([0.1, 0.25, 0.4])
+SERVERS, SEEDS = st.integers(1, 6), st.integers(0, 3)
 PARTS = ("train", "validation", "test")
 
 
@@ -35,6 +37,67 @@ def test_a_split_by_time_has_no_leak(sizes, test, validation, length, every, see
         assert all(len(part) for part in parts)
         assert (parts[0] < parts[1].min()).all()
         assert (parts[1] < parts[2].min()).all()
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(["time", "share"]), SHARES, st.integers(2, 6), st.integers(1, 4), SERVERS, SEEDS
+)
+def test_no_public_window_has_an_instant_of_a_test_or_validation_window(
+    test_by, share, length, every, server, seed
+) -> None:
+    """Instants are compared one by one; no window is lost but those that overlap a later part."""
+    data = window_rows(owned([90, 120], time=np.arange(210) * 0.5), length, every)
+    options = Natural(test_by, share, validation=0.1, server=server)
+    try:
+        split = options.split(data, seed)
+    except ExperimentError as error:
+        assert "share no sample" in str(error)  # noqa: PT017
+        assume(False)
+    instants = [set(range(round(2 * a), round(2 * b) + 1)) for a, b in data.columns[TIME]]
+    public = split.image_ids[split.server]
+    judged = split.image_ids[np.concatenate([*split.validation, *split.test])]
+    assert len(public) == server
+    assert not set.union(*(instants[k] for k in public)) & set.union(*(instants[k] for k in judged))
+    assert len(judged) > server
+    for k in np.setdiff1d(np.arange(len(instants)), split.image_ids):
+        assert test_by == "time"
+        assert any(instants[k] & instants[j] for j in judged)
+    assert split.digest() == options.split(data, seed).digest()
+
+
+@settings(max_examples=40)
+@given(SHARES, SERVERS, SEEDS)
+def test_no_public_example_has_a_value_of_a_test_or_validation_part(share, server, seed) -> None:
+    """As where windows of a recording overlap, and their times are not known."""
+    recording = np.tile(np.repeat(np.arange(10), 6), 3)
+    data = owned([60, 60, 60], columns={"recording": recording})
+    split = Natural("recording", share, validation=0.1, server=server).split(data, seed)
+    key = 10 * data.source + recording
+    judged = split.image_ids[np.concatenate([*split.validation, *split.test])]
+    assert not set(key[split.image_ids[split.server]]) & set(key[judged])
+    assert (len(split.server), len(split.image_ids)) == (server, 180)
+
+
+@pytest.mark.parametrize("test_by", ["share", "time"])
+@pytest.mark.parametrize("seed", range(3))
+def test_public_examples_that_overlap_nothing_stay_the_first_of_a_random_order(
+    test_by, seed
+) -> None:
+    """Rows of one instant share no sample, even at the same time."""
+    data = owned([20, 20], time=np.arange(40) // 4)
+    split = Natural(test_by, server=9).split(data, seed)
+    drawn = generator(seed, "split.server").permutation(40)[:9]
+    assert split.image_ids[split.server].tolist() == sorted(drawn)
+
+
+def test_more_public_windows_than_overlap_no_test_window_are_refused() -> None:
+    """Of the 80 windows 70 are asked for, and parts of the other ten overlap some of these."""
+    data = window_rows(owned([41, 41], time=np.arange(82)), 2, 1)
+    for test_by, advice in (("time", "lower test_fraction"), ("share", "set split.test_by: time")):
+        message = rf"mine has .* share no sample .* split.server is 70; lower it, or {advice}"
+        with pytest.raises(ExperimentError, match=message):
+            Natural(test_by, server=70).split(data, 0)
 
 
 @settings(max_examples=40)

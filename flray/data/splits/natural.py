@@ -24,7 +24,12 @@ class Natural:
 
     Test and validation parts are cut from the client's own examples. By `time` they are its last
     ones, and examples that overlap them in time are left out. By a column, such as a recording or a
-    day, all examples of a client with one value are in one part. So overlapping windows never leak.
+    day, all examples of a client with one value are in one part. So overlapping windows never leak
+    by `time` or by a column. By `share` they do: training windows may overlap test windows.
+
+    The server's public examples are the first of a random order that share nothing with a test or
+    validation part: no value of the column, and no instant of a window whose times are known. Those
+    that do stay with their owners.
 
     >>> from flray.data.owned import Rows
     >>> rows = Rows(np.zeros((20, 3)), np.zeros(20), client=np.repeat(["a", "b"], 10))
@@ -41,8 +46,8 @@ class Natural:
     # Fewest examples of a client; clients with fewer are left out. None: all must have enough
     min_samples: int | None = None
     clients: int | None = None  # Number of clients, drawn at random. None: all of them
-    # Number of public examples of the server, drawn at random, held by no client; windows of a
-    # series may overlap those of clients in time
+    # Number of public examples of the server, drawn at random, held by no client. They overlap no
+    # test or validation window, and may overlap windows that clients train on
     server: int = 0
     holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
 
@@ -58,12 +63,7 @@ class Natural:
         check_at_least(self, 0, "server", "holdout")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
-        source = known_source(dataset, "split natural")
-        public = np.sort(generator(seed, "split.server").permutation(len(source))[: self.server])
-        rows = np.setdiff1d(np.arange(len(source)), public)
-        clients = self._clients(dataset, source[rows], seed)
-        order = generator(seed, "split.natural").permutation(len(source))
-        parts = [self._parts(dataset, rows[source[rows] == client], order) for client in clients]
+        public, clients, parts = self._dealt(dataset, seed)
         table = np.unique(np.concatenate([public, *(ids for part in parts for ids in part)]))
         train, validation, test = (
             tuple(np.searchsorted(table, ids) for ids in part) for part in zip(*parts, strict=True)
@@ -82,6 +82,59 @@ class Natural:
             holdout=np.sort(holdout),
         )
 
+    def _dealt(self, dataset: Dataset, seed: int) -> tuple[Ids, Ids, list[tuple[Ids, Ids, Ids]]]:
+        """Rows of the server, the owners that are clients, and the rows of each of their parts."""
+        source = known_source(dataset, "split natural")
+        values = self._values(dataset)
+        order = generator(seed, "split.natural").permutation(len(source))
+        drawn = generator(seed, "split.server").permutation(len(source))
+        while True:  # ends: each pass takes rows away from those that may be drawn
+            public = np.sort(drawn[: self.server])
+            rows = np.setdiff1d(np.arange(len(source)), public)
+            clients = self._clients(dataset, source[rows], seed)
+            owned = [rows[source[rows] == client] for client in clients]
+            parts = [self._parts(dataset, ids, values, order) for ids in owned]
+            if not self.server:
+                return public, clients, parts
+            is_shared = np.zeros(len(source), bool)
+            for client, (_, validation, test) in zip(clients, parts, strict=True):
+                ids = np.flatnonzero(source == client)  # public ones too
+                judged = np.isin(ids, np.concatenate([validation, test]))
+                is_shared[ids] = self._sharing(dataset, values, ids, judged)
+            if not is_shared[public].any():
+                return public, clients, parts
+            drawn = drawn[~is_shared[drawn]]
+            if len(drawn) < self.server:
+                other = (
+                    "set split.test_by: time" if self.test_by == SHARE else "lower test_fraction"
+                )
+                raise ExperimentError(
+                    f"{dataset.name} has {len(drawn)} examples that share no sample with a test or "
+                    f"validation example, and split.server is {self.server}; lower it, or {other}"
+                )
+
+    def _values(self, dataset: Dataset) -> NDArray[Any]:
+        """(N,) values that are not divided among parts; by time (N, 2) first and last instants."""
+        if self.test_by == SHARE:
+            return np.arange(len(dataset.labels))
+        if self.test_by not in dataset.columns:
+            raise ExperimentError(
+                f"split.test_by is {self.test_by!r}, and {dataset.name} has no such column; known: "
+                f"{', '.join([SHARE, *dataset.columns])}"
+            )
+        return dataset.columns[self.test_by]
+
+    def _sharing(
+        self, dataset: Dataset, values: NDArray[Any], ids: Ids, judged: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which rows of an owner have a value or an instant of those that are judged."""
+        sharing = judged
+        if self.test_by != TIME:
+            value = np.unique(values[ids], return_inverse=True)[1]
+            sharing = np.isin(value, value[judged])
+        spans = dataset.columns.get(TIME)
+        return sharing if spans is None else sharing | _overlapping(spans[ids], judged)
+
     def _clients(self, dataset: Dataset, source: Ids, seed: int) -> Ids:
         """Owners with enough examples, as many as were asked for."""
         owners, num_examples = np.unique(source, return_counts=True)
@@ -97,14 +150,10 @@ class Natural:
             )
         return np.sort(chosen)
 
-    def _parts(self, dataset: Dataset, ids: Ids, order: Ids) -> tuple[Ids, Ids, Ids]:
+    def _parts(
+        self, dataset: Dataset, ids: Ids, values: NDArray[Any], order: Ids
+    ) -> tuple[Ids, Ids, Ids]:
         """Rows of a client for training, validation and test."""
-        if self.test_by != SHARE and self.test_by not in dataset.columns:
-            raise ExperimentError(
-                f"split.test_by is {self.test_by!r}, and {dataset.name} has no such column; known: "
-                f"{', '.join([SHARE, *dataset.columns])}"
-            )
-        values = np.arange(len(order)) if self.test_by == SHARE else dataset.columns[self.test_by]
         cut = _cut_time if self.test_by == TIME else _cut_values
         rest, test = cut(ids, self.test_fraction, values, order)
         share = self.validation / (1 - self.test_fraction)
@@ -116,6 +165,23 @@ class Natural:
                 f"and a test part by {self.test_by}; leave small clients out with split.min_samples"
             )
         return train, validation, test
+
+
+def _overlapping(spans: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which windows of one owner have an instant of a chosen one; single instants have none.
+
+    >>> spans = np.array([[0, 2], [2, 4], [4, 6], [6, 8]])  # windows of three instants
+    >>> _overlapping(spans, np.array([True, False, False, False]))
+    array([ True,  True, False, False])
+    """
+    is_window = spans[:, 0] < spans[:, 1]
+    windows = spans[chosen & is_window]
+    if not len(windows):
+        return np.zeros(len(spans), bool)
+    first, last = windows[np.argsort(windows[:, 0])].T
+    num_begun = np.searchsorted(first, spans[:, 1], side="right")  # before each window ends
+    latest = np.maximum.accumulate(last)[np.maximum(num_begun - 1, 0)]
+    return is_window & (num_begun > 0) & (latest >= spans[:, 0])
 
 
 def _cut_time(ids: Ids, share: float, spans: NDArray[Any], order: Ids) -> tuple[Ids, Ids]:  # noqa: ARG001
