@@ -49,8 +49,8 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Name the page of a reproduced table by the first sentence of its caption."""
-    if not page.file.src_uri.endswith("/table.md"):
+    """Name the page of a reproduced table without a heading by the first sentence of its caption."""
+    if not page.file.src_uri.endswith("/table.md") or markdown.startswith("#"):
         return markdown
     caption = markdown.strip("*").partition("**")[0]
     return f"# {caption.partition('. ')[0]}\n\n{markdown}"

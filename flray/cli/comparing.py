@@ -20,7 +20,12 @@ from flray.reports.benchmark import (
 from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_figure
 from flray.reports.comparison import clustering_sheet, comparison_sheet, measured_of
 from flray.reports.figure_files import save_figure
-from flray.reports.figures import accuracy_figure, clients_figure, efficiency_figure
+from flray.reports.figures import (
+    accuracy_figure,
+    clients_figure,
+    efficiency_figure,
+    last_trained_figure,
+)
 from flray.reports.page_run import MAX_LINES
 from flray.reports.runs import Experiments, by_experiment, find_runs, finished, row_runs
 from flray.reports.sheets import Sheet
@@ -28,7 +33,12 @@ from flray.reports.sweeps import Sweep, holds_sweep, read_sweep
 from flray.reports.writers import Format, render_sheet
 
 BENCHMARK_FIGURES = {"ranks": ranks_figure, "methods": methods_figure, "dots": dots_figure}
-FIGURES = {"accuracy": accuracy_figure, "clients": clients_figure, "efficiency": efficiency_figure}
+FIGURES = {
+    "accuracy": accuracy_figure,
+    "last_trained": last_trained_figure,
+    "clients": clients_figure,
+    "efficiency": efficiency_figure,
+}
 
 
 def experiments_in(folders: Sequence[Path]) -> Experiments:
@@ -110,7 +120,7 @@ def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
         kind: A key of FIGURES.
 
     Raises:
-        ExperimentError: It is a figure of a benchmark.
+        ExperimentError: It is a figure of a benchmark, or there is nothing to draw.
     """
     if kind not in FIGURES:
         raise ExperimentError(

@@ -40,11 +40,14 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
 @output_file("--figure", "A file for a figure of the same runs: .pdf, .svg or .png.")
 @click.option(
     "--kind",
-    type=click.Choice(("accuracy", "clients", "efficiency", "ranks", "methods", "dots")),
+    type=click.Choice(
+        ("accuracy", "last_trained", "clients", "efficiency", "ranks", "methods", "dots")
+    ),
     default="accuracy",
     show_default=True,
-    help="The figure: accuracy by round, of every client, or against the bytes sent; of a sweep "
-    "over methods their mean ranks, a heatmap of methods and splits, or dots per split.",
+    help="The figure: accuracy by round, as given or of the models that clients trained last, of "
+    "every client, or against the bytes sent; of a sweep over methods "
+    "their mean ranks, a heatmap of methods and splits, or dots per split.",
 )
 def compare(
     folders: tuple[Path | str, ...],
@@ -62,6 +65,7 @@ def compare(
     flray compare runs/both --format latex > both.tex        for a paper; md and csv too
     flray compare runs/both --figure both.pdf                accuracy by round
     flray compare runs/both --figure sent.pdf --kind efficiency
+    flray compare runs/flis --figure last.pdf --kind last_trained
     flray compare runs/benchmark --figure ranks.pdf --kind ranks
 
     Numbers are means, ± the standard deviation over seeds. Differences and ratios are to FedAvg on

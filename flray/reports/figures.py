@@ -6,6 +6,7 @@ colour in each of them. Experiments that read ground truth are marked in the leg
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,12 @@ from matplotlib.lines import Line2D
 
 from flray import columns as recorded
 from flray.columns import ARI, CLUSTERS, GROUP, MODEL, ROUND, SEED, Column
+from flray.errors import ExperimentError
 from flray.reports import style
 from flray.reports.columns import column_of
 from flray.reports.runs import Experiments, RunRecord, score_of
 from flray.reports.sheets import GROUND_TRUTH
+from flray.server.summary import last_trained_score
 from flray.wording import capitalised
 
 EVENT_DOTS = (0, (1, 1.5))
@@ -28,6 +31,7 @@ MAX_LINES = 8  # most clusterings of a run drawn as lines; more are ticks at the
 MAX_STRIPS = 20  # most clusters side by side
 MAX_DOTS = 2000  # most clients of a panel drawn as dots, sampled from more; means are of all
 FEW_POINTS = 20  # most points of a line with a marker each
+SEEDS_BAND = "; band: one standard deviation over seeds"
 
 
 def accuracy_figure(experiments: Experiments) -> Figure:
@@ -54,13 +58,11 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     grid: list[Axes] = [*panels[:, 0]]
     top = grid[0]
     colours = style.colours_of(experiments)
-    has_seeds = any(len(runs) > 1 for runs in experiments.values())
-    drawn = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
-    drawn |= {"errorbar": "sd" if has_seeds else None}
+    has_seeds, drawn = _has_seeds(experiments), _drawing(experiments)
     few = data.groupby("experiment", sort=False)[ROUND].nunique().max() <= FEW_POINTS
     marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if few else {}
     sns.lineplot(data, x=ROUND, y="shown", ax=top, **drawn, **marks)
-    band = "; band: one standard deviation over seeds" if has_seeds else ""
+    band = SEEDS_BAND if has_seeds else ""
     if not has_seeds and len(experiments) <= MAX_BANDS:
         way = "down" if score.higher_is_better else "up"
         band = f"; band: {way} to the mean of the worst decile"
@@ -84,6 +86,42 @@ def accuracy_figure(experiments: Experiments) -> Figure:
     for axes in grid:
         style.plain(axes)
     style.whole_rounds(grid[-1])
+    style.legend_below(figure, handles)
+    return figure
+
+
+def last_trained_figure(experiments: Experiments) -> Figure:
+    """Mean score by round of the model that each client trained last, as FLIS judges its clients.
+
+    Args:
+        experiments: The runs of each experiment by name. Those without such scores are left out.
+
+    Raises:
+        ExperimentError: No run has them, which `evaluate.last_trained` records.
+    """
+    score, column = score_of(experiments), column_of(score_of(experiments).mean)
+
+    def course(run: RunRecord) -> pd.DataFrame:
+        mean = last_trained_score(run.clients, score.name)
+        return pd.DataFrame({ROUND: mean.index, "shown": column.scale * mean.to_numpy()})
+
+    data = _joined(experiments, course)
+    if data.empty:
+        raise ExperimentError(
+            "no run has scores of the models that clients trained last; run it with "
+            "evaluate.last_trained=true"
+        )
+    shown = {name: runs for name, runs in experiments.items() if name in set(data["experiment"])}
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    sns.lineplot(data, x=ROUND, y="shown", ax=axes, **_drawing(shown))
+    band = SEEDS_BAND if _has_seeds(shown) else ""
+    axes.set_title(f"Models that clients trained last, mean{band}", fontsize=10)
+    colours = style.colours_of(shown)
+    handles = style.lines({_titled(name, runs): colours[name] for name, runs in shown.items()})
+    handles += _score_axis(axes, shown)
+    style.plain(axes)
+    style.whole_rounds(axes)
     style.legend_below(figure, handles)
     return figure
 
@@ -187,6 +225,17 @@ def _joined(experiments: Experiments, read: Callable[[RunRecord], pd.DataFrame])
     runs = [(name, run) for name, runs in experiments.items() for run in runs]
     frames = [read(run).assign(experiment=name, seed=run.seed) for name, run in runs]
     return pd.concat(frames, ignore_index=True)
+
+
+def _has_seeds(experiments: Experiments) -> bool:
+    return any(len(runs) > 1 for runs in experiments.values())
+
+
+def _drawing(experiments: Experiments) -> dict[str, Any]:
+    """How seaborn draws lines of experiments: in their colours, with a band over seeds."""
+    colours = style.colours_of(experiments)
+    drawn = {"hue": "experiment", "palette": colours, "hue_order": list(colours), "legend": False}
+    return drawn | {"errorbar": "sd" if _has_seeds(experiments) else None}
 
 
 def _marker(points: Sized) -> str:

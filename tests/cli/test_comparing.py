@@ -50,7 +50,7 @@ def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
 def test_ranks_are_of_sweeps_over_methods(compare) -> None:
     code, _, err = compare("runs", "--figure", "ranks.pdf", "--kind", "ranks")
     assert (code, "--kind ranks is a figure of a sweep over methods" in err) == (2, True)
-    assert "known for runs: accuracy, clients, efficiency" in err
+    assert "known for runs: accuracy, last_trained, clients, efficiency" in err
 
 
 def test_a_row_names_its_algorithm_once(compare) -> None:

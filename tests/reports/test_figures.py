@@ -21,7 +21,7 @@ from flray.reports.clustering_figures import (
     graph_figure,
 )
 from flray.reports.figure_files import write_figures
-from flray.reports.figures import accuracy_figure, clients_figure
+from flray.reports.figures import accuracy_figure, clients_figure, last_trained_figure
 from flray.reports.geometry import (
     circle_layout,
     classical_scaling,
@@ -273,6 +273,22 @@ class TestColours:
         clusters, planted = matched_colours(np.array([0, 1, 2, 3]), np.array([5, 5, 6, 6]))
         assert len(set(clusters.values())) == 4
         assert set(planted.values()) < set(clusters.values())
+
+
+class TestLastTrained:
+    def test_a_client_keeps_its_score_until_it_trains_again(self):
+        parts = [([0.2, 0.4], 0, [0, 1]), ([0.8], 1, [0]), ([0.6], 3, [1])]
+        frames = [clients(a, t, "last_trained", client=who) for a, t, who in parts]
+        trained = pd.concat([*frames, clients([0.1], 3)])  # as given: not drawn
+        runs = {"a": Run(rounds([0.5]), trained), "b": Run(rounds([0.5]), no_clients())}
+        figure = drawn(last_trained_figure(runs))
+        (line,) = curves(figure.axes[0])
+        assert np.allclose(line.get_xydata(), [[0, 30], [1, 60], [3, 70]])
+        assert legend_texts(figure) == ["a"]
+
+    def test_runs_without_such_scores_are_told_what_to_set(self):
+        with pytest.raises(ExperimentError, match=r"evaluate\.last_trained=true"):
+            last_trained_figure({"a": Run(rounds([0.5]), no_clients())})
 
 
 class TestAccuracy:
