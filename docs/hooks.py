@@ -49,7 +49,7 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Name the page of a reproduced table without a heading by the first sentence of its caption."""
+    """Name the page of a table without a heading by the first sentence of its caption."""
     if not page.file.src_uri.endswith("/table.md") or markdown.startswith("#"):
         return markdown
     caption = markdown.strip("*").partition("**")[0]
