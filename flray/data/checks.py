@@ -1,9 +1,8 @@
 """Checks of configured values and of data; each message says what was expected and what came.
 
->>> from types import SimpleNamespace
->>> check_at_least(SimpleNamespace(clients=0, holdout=None), 1, "holdout", "clients")
+>>> check_share("validation", 2.0)
 Traceback (most recent call last):
-flray.errors.ExperimentError: clients must be at least 1, got 0
+ValueError: validation is a share and must be in [0, 1), got 2.0
 """
 
 import functools
@@ -35,27 +34,19 @@ def check_literals(options: object) -> None:
         choices = get_args(item) if get_origin(item) is Literal else ()
         for choice in value if is_tuple else (value,):
             if choices and choice not in choices:
-                raise ExperimentError(f"unknown {field} {choice!r}; known: {', '.join(choices)}")
-
-
-def check_at_least(options: object, least: float, *fields: str) -> None:
-    """Refuse a number below `least`; None, where a field may be None, is allowed."""
-    for field in fields:
-        value = getattr(options, field)
-        if value is not None and not value >= least:
-            raise ExperimentError(f"{field} must be at least {least}, got {value}")
+                raise ValueError(f"unknown {field} {choice!r}; known: {', '.join(choices)}")
 
 
 def check_positive(field: str, value: float) -> None:
     """Refuse a number that is not above 0."""
     if not value > 0:
-        raise ExperimentError(f"{field} must be > 0, got {value}")
+        raise ValueError(f"{field} must be > 0, got {value}")
 
 
 def check_share(field: str, value: float) -> None:
     """Refuse a number that is not in [0, 1)."""
     if not 0 <= value < 1:
-        raise ExperimentError(f"{field} is a share and must be in [0, 1), got {value}")
+        raise ValueError(f"{field} is a share and must be in [0, 1), got {value}")
 
 
 def check_memory(num_images: int, size: int) -> None:

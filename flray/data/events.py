@@ -14,10 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_literals
+from flray.data.checks import check_literals
 from flray.data.dataset import Ids
 from flray.data.split import Split
 from flray.errors import ExperimentError
+from flray.values import require_at_least
 
 Kind = Literal["join", "leave", "exchange", "relabel"]
 
@@ -42,7 +43,7 @@ class Event:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_at_least(self, 1, "round")
+        require_at_least(self, round=1)
         least = 2 if self.kind == "exchange" else 1
         if len(set(self.clients)) < max(least, len(self.clients)):
             raise ExperimentError(

@@ -18,7 +18,6 @@ from flray.client.embedding import encode
 from flray.clustering.encoder import Encoder, server_device
 from flray.clustering.points import Matrix
 from flray.columns import DATA_CORRELATION, DRIFT_CORRELATION, Column
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.events import Timeline
 from flray.data.parts import Deal
@@ -28,6 +27,7 @@ from flray.measures.label_similarity import correlation_column, cosines, pair_co
 from flray.measures.measure import ClusteringContext, Measure, Measurement, Numbers, RunData
 from flray.models.bank import load_params
 from flray.randomness import generator
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Drift(Measure):
     images: int = 100  # Number of images that every client's pipeline is applied to
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "images")
+        require_at_least(self, images=1)
 
     def prepare(self, data: RunData) -> Timeline:
         deal = data.split.deal(data.dataset, data.seed) if hasattr(data.split, "deal") else None

@@ -185,19 +185,19 @@ def test_damaged_file_is_named(
     [
         ("digits", {"normalize": "none"}, "unknown normalize 'none'; known: unit, half, standard"),
         ("cifar10", {"augment": "flip"}, "unknown augment 'flip'; known: none, crop_flip"),
-        ("digits", {"size": 7}, "size must be at least 8, got 7"),
-        ("synthetic", {"num_groups": 0}, "num_groups must be at least 1, got 0"),
-        ("synthetic", {"noise": -1.0}, "noise must be at least 0, got -1.0"),
+        ("digits", {"size": 7}, "size must be >= 8, got 7"),
+        ("synthetic", {"num_groups": 0}, "num_groups must be >= 1, got 0"),
+        ("synthetic", {"noise": -1.0}, "noise must be >= 0, got -1.0"),
         ("emnist", {"variant": "digits"}, "unknown variant 'digits'; known: balanced, byclass, le"),
         (
             "cifar20",
             {"files": "cifar10"},
             "unknown files 'cifar10'; known: cifar100, cifar100_jpeg",
         ),
-        ("usps", {"size": 8}, "size must be at least 16, got 8"),
-        ("femnist", {"shards": 0}, "shards must be at least 1, got 0"),
+        ("usps", {"size": 8}, "size must be >= 16, got 8"),
+        ("femnist", {"shards": 0}, "shards must be >= 1, got 0"),
     ],
 )
 def test_fields_are_checked(name: str, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExperimentError, match=message):
+    with pytest.raises(ValueError, match=message):
         DATASETS[name](**fields)

@@ -148,8 +148,8 @@ def test_small_clients_are_refused_by_name_or_left_out() -> None:
     [
         ({"test_fraction": 1.5}, r"test_fraction .* must be in \[0, 1\), got 1.5"),
         ({"validation": 0.5, "test_fraction": 0.5}, r"must be below 1.* got 0.5 \+ 0.5"),
-        ({"min_samples": 0}, "min_samples must be at least 1, got 0"),
-        ({"server": -1}, "server must be at least 0, got -1"),
+        ({"min_samples": 0}, "min_samples must be >= 1, got 0"),
+        ({"server": -1}, "server must be >= 0, got -1"),
         ({"clients": 3}, "mine has 2 clients with at least 1 examples, and 3 of 3 are needed"),
         ({"clients": 1, "holdout": 1}, "mine has 2 clients .* and 2 of 1 are needed"),
         ({"min_samples": 50}, "mine has 0 clients with at least 50 examples"),
@@ -161,7 +161,7 @@ def test_small_clients_are_refused_by_name_or_left_out() -> None:
 def test_what_cannot_be_split_is_refused(fields, message) -> None:
     data = owned([9, 9], time=np.arange(18))
     assert "time" not in owned([9, 9], columns={"time": np.arange(18)}).columns  # not said to be it
-    with pytest.raises(ExperimentError, match=message):
+    with pytest.raises(ValueError, match=message):
         Natural(**fields).split(data, 0)
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from flray.errors import ExperimentError
 from flray.measures.measure import RunData
 from flray.measures.robustness import Robustness, noisy_counts
 from flray.runs.preparing import prepare
@@ -70,5 +69,5 @@ def test_counts_by_hand() -> None:
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"noise": -1}, {"smallest": 0}, {"largest": 0.1}])
 def test_bad_numbers(wrong) -> None:
-    with pytest.raises(ExperimentError, match=f"{next(iter(wrong))} must be"):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         Robustness(**wrong)

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least, check_memory
+from flray.data.checks import check_memory
 from flray.data.dataset import Dataset
 from flray.data.options import PixelOptions, measured
 from flray.data.resize import bilinear
+from flray.values import require_at_least
 
 _EVERY = 5  # there is no official test part: images 4, 9, 14, ... are ours
 _NUM_IMAGES = 1797
@@ -27,7 +28,7 @@ class Digits(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 8, "size")
+        require_at_least(self, size=8)
         check_memory(_NUM_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found, reading
 from flray.data.options import PixelOptions, measured
 from flray.errors import ExperimentError
+from flray.values import require_at_least
 
 _CLASSES, _SIZE = 62, 28
 
@@ -33,7 +33,7 @@ class Femnist(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "shards")
+        require_at_least(self, shards=1)
 
     def load(self) -> Dataset:
         train, test = self._writers("train"), self._writers("test")

@@ -19,12 +19,13 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, refuse_rows
+from flray.data.checks import refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.folder import data_folder, reading
 from flray.data.dealing import known_source
 from flray.data.owned import TIME, Rows, window_rows
 from flray.errors import ExperimentError
+from flray.values import require_at_least
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,7 +216,7 @@ class Series:
     every: int | None = None  # Steps between windows. None: the horizon, so that no target repeats
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "window", "horizon", "every")
+        require_at_least(self, window=1, horizon=1, every=1)
 
     def load(self) -> Dataset:
         instants = self._instants(Columns.read(self.file))
@@ -270,7 +271,7 @@ class Text:
     group: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "length")
+        require_at_least(self, length=1)
 
     def load(self) -> Dataset:
         text = read_text(self.file).decode().replace("\r\n", "\n")

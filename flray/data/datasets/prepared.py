@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_memory
+from flray.data.checks import check_memory
 from flray.data.dataset import Dataset
 from flray.data.datasets.downloaded import CIFAR100_STANDARD, SVHN_STANDARD, Mnist
 from flray.data.datasets.folder import LabelledImages, data_folder, join_rows, not_found
 from flray.data.datasets.own_files import Columns
 from flray.data.options import Normalize, PixelOptions, measured
 from flray.data.resize import bilinear
+from flray.values import require_at_least
 
 _USPS_SIZE = 16
 _USPS_IMAGES = 9298
@@ -25,7 +26,7 @@ class Usps(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, _USPS_SIZE, "size")
+        require_at_least(self, size=_USPS_SIZE)
         check_memory(_USPS_IMAGES, 4 * self.size)  # resized as float32, and copied
 
     def load(self) -> Dataset:

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.cores import usable_cores
-from flray.data.checks import check_at_least, check_memory
+from flray.data.checks import check_memory
 from flray.data.dataset import Dataset, Ids
 from flray.data.options import PixelOptions, measured
 from flray.data.resize import Pixels, bilinear
 from flray.randomness import generator
-from flray.values import Seed
+from flray.values import Seed, require_at_least
 
 _COARSE = 7  # smooth fields are 7x7 normal noise, upsampled
 _GREY, _CONTRAST = 127.5, 40.0  # a standard deviation of the prototype in grey levels
@@ -45,8 +45,8 @@ class Synthetic(PixelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "num_classes", "num_train", "size", "num_groups")
-        check_at_least(self, 0, "num_test", "variation", "noise", "seed")
+        require_at_least(self, num_classes=1, num_train=1, size=1, num_groups=1)
+        require_at_least(self, num_test=0, variation=0, noise=0, seed=0)
         check_memory(self.num_train + self.num_test, self.size)
 
     def load(self) -> Dataset:

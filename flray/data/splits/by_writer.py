@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import images_of_clients, known_source, require_classes
 from flray.data.parts import Deal, cut_parts
@@ -12,6 +11,7 @@ from flray.data.split import Split
 from flray.data.splits.options import PartOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ByWriter(PartOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "min_samples", "clients")
+        require_at_least(self, min_samples=1, clients=1)
         if self.clients is not None:
             self.check_somebody_trains(self.clients)
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least, check_positive
+from flray.data.checks import check_positive
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import gather_pieces, images_by_label, images_to_deal
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Dirichlet(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("alpha", self.alpha)
-        check_at_least(self, 1, "min_samples", "max_tries")
+        require_at_least(self, min_samples=1, max_tries=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Draw until every client has `min_samples` images; refused after `max_tries` draws."""

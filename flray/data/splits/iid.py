@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import deal_evenly, gather_pieces, images_to_deal, known_source
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Iid(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "samples_per_client")
+        require_at_least(self, samples_per_client=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Equal hands of all images or, with `by_source`, of the images of one source each."""

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import (
     consecutive_groups,
@@ -19,6 +18,7 @@ from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 Scenario = Literal["disjoint", "ring"]
 _SMALLEST_RING = 3  # with two groups both neighbours are the same group
@@ -53,7 +53,7 @@ class LabelGroups(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, _SMALLEST_RING if self.scenario == "ring" else 1, "groups")
+        require_at_least(self, groups=_SMALLEST_RING if self.scenario == "ring" else 1)
         if self.overlap and self.scenario != "ring":
             raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
 
@@ -86,7 +86,7 @@ class LabelGroups(SplitOptions):
         """Most images of one label that a client holds; None: no limit."""
         if self.samples_per_client is None:
             return None
-        check_at_least(self, num_labels, "samples_per_client")
+        require_at_least(self, samples_per_client=num_labels)
         return self.samples_per_client // num_labels
 
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LabelSwap(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "groups")
+        require_at_least(self, groups=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Equal hands, and for each group the labels that its clients see."""

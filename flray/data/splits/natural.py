@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_at_least, check_share
+from flray.data.checks import check_share
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import known_source
 from flray.data.owned import TIME
@@ -14,6 +14,7 @@ from flray.data.parts import num_cut
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 SHARE = "share"
 
@@ -59,8 +60,7 @@ class Natural:
                 "validation + test_fraction must be below 1, or nothing is left to train on; got "
                 f"{self.validation} + {self.test_fraction}"
             )
-        check_at_least(self, 1, "min_samples", "clients")
-        check_at_least(self, 0, "server", "holdout")
+        require_at_least(self, min_samples=1, clients=1, server=0, holdout=0)
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         public, clients, parts = self._dealt(dataset, seed)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from flray.data.checks import check_at_least, check_literals, check_share
+from flray.data.checks import check_literals, check_share
 from flray.data.dataset import Dataset
 from flray.data.dealing import require_classes
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
 from flray.errors import ExperimentError
+from flray.values import require_at_least
 
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
 Pool = Literal["train", "all"]
@@ -57,8 +58,7 @@ class PartOptions:
         check_literals(self)
         check_share("validation", self.validation)
         check_share("test_fraction", self.test_fraction)
-        check_at_least(self, 0, "server", "holdout")
-        check_at_least(self, 1, "test_size")
+        require_at_least(self, server=0, holdout=0, test_size=1)
         if self.test == "own_split" and self.validation + self.test_fraction >= 1:
             raise ExperimentError(
                 f"validation + test_fraction must be below 1, or nothing is left to train on; "
@@ -116,12 +116,12 @@ class SplitOptions(PartOptions):
     >>> from flray.data.splits.iid import Iid
     >>> Iid(clients=0)
     Traceback (most recent call last):
-    flray.errors.ExperimentError: clients must be at least 1, got 0
+    ValueError: clients must be >= 1, got 0
     """
 
     clients: int = field(kw_only=True)  # Number of clients M
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "clients")
+        require_at_least(self, clients=1)
         super().__post_init__()
         self.check_somebody_trains(self.clients)

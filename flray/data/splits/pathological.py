@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import (
     deal_label,
@@ -20,6 +19,7 @@ from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 Variant = Literal["exact", "shards", "uneven"]
 
@@ -48,7 +48,7 @@ class Pathological(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "labels_per_client")
+        require_at_least(self, labels_per_client=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Whole labels or shards for each client, by `variant`."""

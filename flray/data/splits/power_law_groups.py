@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_at_least
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import consecutive_groups, images_to_deal
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
+from flray.values import require_at_least
 
 _HALVINGS = 100  # halvings of an interval: more than a double has bits
 
@@ -36,7 +36,7 @@ class PowerLawGroups(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "groups")
+        require_at_least(self, groups=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Hands of each group's images, whose sizes follow the power law; groups are planted."""
