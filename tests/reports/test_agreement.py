@@ -90,11 +90,11 @@ def test_columns_of_cifar_have_four_points_and_those_in_percent_three() -> None:
 
 
 def test_a_written_table_is_read_back(counting: ModuleType) -> None:
-    """FL+HC, Table I, two seeds: 16 rows of four numbers; the first is 94.8, 2.0 times FedAvg."""
+    """FL+HC, Table I, three seeds: 16 rows of four numbers; the first is 94.6, 2.3 times FedAvg."""
     table, ours = counting.read_table((RESULTS / "flhc_table1" / "table.md").read_text())
     assert (table.key, len(ours)) == ("flhc.1", 64)
     first = ours[0, "acc_post_cluster"]
-    assert (first["value"], first["ratio"], first["seeds"]) == (94.8, 2.0, (0, 1))
+    assert (first["value"], first["ratio"], first["seeds"]) == (94.6, 2.3, (0, 1, 2))
     assert ours[0, "pct_clients_target_post_cluster"]["ratio"] is None
     assert counting.read_table("**methods by mean rank**\n\n| method |\n| --- |\n") is None
 
