@@ -46,16 +46,16 @@ class Event:
         require_at_least(self, round=1)
         least = 2 if self.kind == "exchange" else 1
         if len(set(self.clients)) < max(least, len(self.clients)):
-            raise ExperimentError(
+            raise ValueError(
                 f"{self.kind} needs at least {least} clients, all different; "
                 f"got {list(self.clients)} (round {self.round})"
             )
         if self.kind != "relabel" and self.labels:
-            raise ExperimentError(f"{self.kind} has no labels, got {self.labels}; leave them out")
+            raise ValueError(f"{self.kind} has no labels, got {self.labels}; leave them out")
         named = [label for pair in self.labels for label in pair]
         is_pairs = all(len(pair) == 2 for pair in self.labels)
         if self.kind == "relabel" and not (named and is_pairs and len(set(named)) == len(named)):
-            raise ExperimentError(
+            raise ValueError(
                 f"relabel needs labels as pairs to swap, no label in two of them; "
                 f"got {self.labels} (round {self.round})"
             )

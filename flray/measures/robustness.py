@@ -59,7 +59,7 @@ class Robustness(Measure):
         require_at_least(self, draws=1, least=1, noise=0)
         check_positive("smallest", self.smallest)
         if self.largest < self.smallest:
-            raise ExperimentError(
+            raise ValueError(
                 f"largest must be at least smallest ({self.smallest}), got {self.largest}"
             )
 

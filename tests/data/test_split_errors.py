@@ -110,8 +110,10 @@ def test_server_larger_than_a_class_is_refused(name: str) -> None:
     ],
 )
 def test_own_fields_are_checked(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    """A plain ValueError, before which whoever builds the split puts its name."""
+    with pytest.raises(ValueError, match=message) as raised:
         build()
+    assert not isinstance(raised.value, ExperimentError)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class ImageShift(SplitOptions):
         check_positive("alpha", self.alpha)
         least = {"shared": 1, "own": 2}[self.form]
         if len(set(self.pipelines)) < max(least, len(self.pipelines)):
-            raise ExperimentError(
+            raise ValueError(
                 f"form {self.form} needs at least {least} pipelines, all different; "
                 f"got {list(self.pipelines)}"
             )

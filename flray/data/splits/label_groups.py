@@ -55,7 +55,7 @@ class LabelGroups(SplitOptions):
         super().__post_init__()
         require_at_least(self, groups=_SMALLEST_RING if self.scenario == "ring" else 1)
         if self.overlap and self.scenario != "ring":
-            raise ExperimentError("overlap needs scenario: ring; disjoint groups share no label")
+            raise ValueError("overlap needs scenario: ring; disjoint groups share no label")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Slices of each label for the clients of the groups that have it; groups are planted."""

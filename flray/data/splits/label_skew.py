@@ -9,7 +9,6 @@ from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import deal_labels, images_by_label, images_to_deal
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions, TestRule
-from flray.errors import ExperimentError
 from flray.randomness import generator
 
 
@@ -30,7 +29,7 @@ class LabelSkew(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise ExperimentError(f"share must be in (0, 1], got {self.share}")
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Draw a set of labels for each client and divide each label among those that have it."""

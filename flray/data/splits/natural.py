@@ -56,7 +56,7 @@ class Natural:
         check_share("test_fraction", self.test_fraction)
         check_share("validation", self.validation)
         if self.test_fraction + self.validation >= 1:
-            raise ExperimentError(
+            raise ValueError(
                 "validation + test_fraction must be below 1, or nothing is left to train on; got "
                 f"{self.validation} + {self.test_fraction}"
             )

@@ -60,17 +60,17 @@ class PartOptions:
         check_share("test_fraction", self.test_fraction)
         require_at_least(self, server=0, holdout=0, test_size=1)
         if self.test == "own_split" and self.validation + self.test_fraction >= 1:
-            raise ExperimentError(
+            raise ValueError(
                 f"validation + test_fraction must be below 1, or nothing is left to train on; "
                 f"got {self.validation} + {self.test_fraction}"
             )
         if self.pool == "all" and self.test != "own_split":
-            raise ExperimentError(
+            raise ValueError(
                 f"pool: all deals the test images too, so none are left to test on: set "
                 f"test: own_split, got test: {self.test}"
             )
         if self.test_size is not None and self.test != "proportional":
-            raise ExperimentError(
+            raise ValueError(
                 f"test_size only means something with test: proportional, got test: {self.test}; "
                 f"leave test_size out"
             )

@@ -11,7 +11,6 @@ from flray.data.dealing import consecutive_groups, deal_evenly, images_to_deal
 from flray.data.parts import Deal
 from flray.data.pipelines import quarter_turns
 from flray.data.splits.options import SplitOptions
-from flray.errors import ExperimentError
 from flray.randomness import generator
 
 
@@ -33,9 +32,9 @@ class Rotation(SplitOptions):
         super().__post_init__()
         for angle in self.degrees:
             if angle % 90:
-                raise ExperimentError(f"degrees must be multiples of 90, got {angle}")
+                raise ValueError(f"degrees must be multiples of 90, got {angle}")
         if not self.degrees or len({angle % 360 for angle in self.degrees}) < len(self.degrees):
-            raise ExperimentError(
+            raise ValueError(
                 f"degrees must be different angles, one a group; got {list(self.degrees)}"
             )
 
