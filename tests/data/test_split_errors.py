@@ -83,6 +83,13 @@ def test_server_larger_than_a_class_is_refused(name: str) -> None:
             "groups must be >= 3, got 2",
         ),
         (lambda: LabelGroups(clients=5, overlap=True), "overlap needs scenario: ring"),
+        (lambda: LabelGroups(clients=5, drawn=True), "drawn needs samples_per_client.* got None"),
+        (
+            lambda: LabelGroups(
+                clients=5, scenario="ring", overlap=True, drawn=True, samples_per_client=9
+            ),
+            "no overlap.* got 9 and overlap true",
+        ),
         (lambda: LabelSwap(clients=5, groups=0), "groups must be >= 1, got 0"),
         (lambda: Dirichlet(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
         (lambda: Dirichlet(clients=5, min_samples=0), "min_samples must be >= 1, got 0"),

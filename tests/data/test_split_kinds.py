@@ -208,6 +208,23 @@ def test_ring_with_overlap_gives_neighbours_the_same_images() -> None:
         assert len(np.intersect1d(own, own_images(split, (client + 3) % 10))) == 0
 
 
+@pytest.mark.parametrize("scenario", ["disjoint", "ring"])
+def test_drawn_images_are_of_the_clients_labels_and_may_be_those_of_others(scenario: str) -> None:
+    options = LabelGroups(clients=20, scenario=scenario, samples_per_client=120, validation=0.0)
+    apart = options.split(DATASET, 0)
+    split = replace(options, drawn=True).split(DATASET, 0)
+    labels = 2 if scenario == "disjoint" else 3
+    assert split.num_train_examples.tolist() == [120] * 20  # more than there are
+    assert split.groups.tolist() == apart.groups.tolist()
+    for client in range(20):
+        assert own_labels(split, client) == own_labels(apart, client)
+        counts = np.bincount(DATASET.labels[own_images(split, client)], minlength=10)
+        assert sorted(counts)[-labels:] == [120 // labels] * labels
+    few = replace(options, drawn=True, samples_per_client=10 * labels).split(DATASET, 0)
+    own = [set(own_images(few, client)) for client in range(4)]  # a group
+    assert len(set.union(*own)) > 10 * labels  # each draws for itself
+
+
 def test_label_that_runs_out_is_split_evenly() -> None:
     # A ring of 5 with 2 clients a group: 4 clients share a label of 60, so 15 each and not 20.
     options = LabelGroups(clients=10, scenario="ring", samples_per_client=60, validation=0.0)

@@ -55,6 +55,7 @@ ANY_SPLIT = st.one_of(
         overlap=st.booleans(),
         **COMMON,
     ),
+    st.builds(LabelGroups, drawn=st.just(True), samples_per_client=st.just(20), **COMMON),
     st.builds(LabelSwap, groups=st.integers(1, 5), seeded_pairs=st.booleans(), **COMMON),
     st.builds(
         Dirichlet,
@@ -104,7 +105,7 @@ def own_data(split: Split, options: PartOptions) -> list[Ids]:
 
 
 def overlaps(options: PartOptions) -> bool:
-    return isinstance(options, LabelGroups) and options.overlap
+    return isinstance(options, LabelGroups) and (options.overlap or options.drawn)
 
 
 def test_the_laws_cover_every_registered_split() -> None:
@@ -136,7 +137,7 @@ def test_an_image_has_one_owner(options: PartOptions, rule: str, seed: int) -> N
     options = replace(options, test=rule)
     split = options.split(DATASET, seed)
     owners = num_owners(split, split.train) + num_owners(split, split.validation)
-    assert owners.max() == 1 or (overlaps(options) and owners.max() == 2)
+    assert owners.max() == 1 or (overlaps(options) and (options.drawn or owners.max() == 2))
     if rule == "all_of_labels" or overlaps(options):
         return
     # A client that rounding left with nothing shares a single image.

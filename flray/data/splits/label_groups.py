@@ -32,7 +32,8 @@ class LabelGroups(SplitOptions):
     also the first label of the next one.
     Deviates: a label that runs out is split evenly (the authors' code repeats the last training
     image), and neighbouring groups hold different images of the label they share; `overlap` gives
-    client j of both groups the same ones, as the authors do.
+    client j of both groups the same ones, as the authors do, and `drawn` lets any two clients hold
+    the same image, as their code did until January 2021.
 
     >>> from flray.data.datasets.synthetic import Synthetic
     >>> dataset = Synthetic(num_train=200, num_test=100, size=4).load()  # 10 labels
@@ -50,12 +51,21 @@ class LabelGroups(SplitOptions):
     samples_per_client: int | None = None
     # Give client j of two neighbouring groups the same images of the label that they share
     overlap: bool = False
+    # Draw each client's images of a label from all of them, so that clients may hold the same ones;
+    # needs samples_per_client
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, groups=_SMALLEST_RING if self.scenario == "ring" else 1)
         if self.overlap and self.scenario != "ring":
             raise ValueError("overlap needs scenario: ring; disjoint groups share no label")
+        if self.drawn and (self.samples_per_client is None or self.overlap):
+            raise ValueError(
+                "drawn needs samples_per_client, and no overlap, since any two clients may hold "
+                f"the same images; got {self.samples_per_client} and overlap "
+                f"{str(self.overlap).lower()}"
+            )
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
         """Slices of each label for the clients of the groups that have it; groups are planted."""
@@ -67,8 +77,11 @@ class LabelGroups(SplitOptions):
         pieces: list[tuple[int, Ids]] = []
         for label, images in enumerate(images_by_label(dataset, pool)):
             holders = np.flatnonzero((sets == label).any(axis=1)[groups])
-            slots = self._slots(holders, groups)
             rng = generator(seed, "split.deal", label)
+            if self.drawn:
+                pieces += [(i, rng.permutation(images)[:most]) for i in holders.tolist()]
+                continue
+            slots = self._slots(holders, groups)
             slices = deal_label(images, int(slots.max()) + 1, label, rng)
             slots_of_holders = zip(holders.tolist(), slots.tolist(), strict=True)
             pieces += [(i, slices[slot][:most]) for i, slot in slots_of_holders]
