@@ -184,8 +184,9 @@ def k_means(latents: Latents, k: int) -> Latents:
 
 @dataclass(frozen=True)
 class ProjectCentres:
-    """FLT's baseline: centres of the client's pixels in [0, 1], projected by a PCA of its own.
+    """FLT's baseline: centres of the client's inputs, projected by a PCA of its own.
 
+    Inputs are scaled as for training, as in FLT's code: pixels by the dataset's normalisation.
     Returns (k, components) for each client.
     """
 
@@ -199,7 +200,7 @@ class ProjectCentres:
     def _centres(self, host: Host, client: int) -> Latents:
         """(k, components) of one client; an error if an image has fewer pixels than components."""
         ids = host.on_device(host.timeline.at(self.t).trained_on(client))
-        x, _ = rescaled(host.examples, "unit").batch(ids)
+        x, _ = host.examples.batch(ids)
         pixels: Latents = x.flatten(1).cpu().numpy()
         if pixels.shape[1] < self.components:
             raise ExperimentError(

@@ -250,9 +250,12 @@ def test_centres_have_the_precision_of_the_host(module) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_pca_repeats_examples_until_it_has_enough(host) -> None:
-    """9 examples and 12 components: examples 0, 1 and 2 count twice. One example: all zero."""
+    """9 examples and 12 components: examples 0, 1 and 2 count twice. One example: all zero.
+
+    Pixels are normalised, here by a mean of 0.1 and a standard deviation of 0.5.
+    """
     found, one = ProjectCentres(components=12, k=3, t=1)(host, {}, job(2, 0))
-    pixels = images(host, 2).flatten(1).numpy()
+    pixels = ((images(host, 2) - 0.1) / 0.5).flatten(1).numpy()
     latents = PCA(12, random_state=43).fit_transform(np.concatenate([pixels, pixels[:3]]))
     expected = KMeans(3, random_state=43, n_init=10).fit(latents).cluster_centers_
     np.testing.assert_allclose(found, expected, atol=1e-5)
