@@ -493,3 +493,28 @@ def test_frozen_parameters_stay_as_they_are() -> None:
         result = engine.train(block, how, GRADIENTS["fedprox"])
         assert torch.equal(result.params["hidden.weight"], block.w0["hidden.weight"])
         assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])
+
+
+def test_a_weight_that_two_layers_share_is_trained_as_one() -> None:
+    class Tied(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.again = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.again.weight, self.out = self.hidden.weight, nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.again(torch.tanh(self.hidden(x.flatten(1)))))
+
+    training = OPTIMIZERS["sgd"]
+    split = ragged_split()
+    module = build_seeded(Tied, 0).double()
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
+    block = block_of(split, module, training)
+    assert "hidden.weight" in block.w0  # under one name, so that a server optimiser moves it
+    assert "again.weight" not in block.w0
+    a, b = (
+        engine.train(block, training, GRADIENTS["fedprox"])
+        for engine in (Loop(module, examples), Vectorized(module, examples, SLOTS))
+    )
+    assert largest_gap({"hidden": a.params["hidden.weight"]}, {"hidden": block.w0["hidden.weight"]})
+    assert largest_gap(a.params, b.params) < 1e-10
