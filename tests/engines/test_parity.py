@@ -495,6 +495,26 @@ def test_frozen_parameters_stay_as_they_are() -> None:
         assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])
 
 
+def test_each_client_has_its_own_frozen_parameters() -> None:
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(SquaredError, 0).double()
+    module.hidden.weight.requires_grad_(False)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
+    block = block_of(split, module, training)
+    w0 = {
+        n: leaf * torch.arange(1, 5).view(4, *[1] * (leaf.dim() - 1))
+        for n, leaf in block.w0.items()
+    }
+    block = replace(block, w0=w0)
+    a, b = (
+        engine.train(block, training, GRADIENTS["fedprox"]).params
+        for engine in (Loop(module, examples), Vectorized(module, examples, SLOTS))
+    )
+    assert largest_gap(a, w0) > 1e-3
+    assert largest_gap(a, b) < 1e-10
+
+
 def test_a_weight_that_two_layers_share_is_trained_as_one() -> None:
     class Tied(SquaredError):
         def __init__(self) -> None:
