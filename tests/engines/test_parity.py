@@ -431,6 +431,36 @@ def test_torch_dropout_on_loop_depends_on_the_client_only() -> None:
     assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
 
 
+@pytest.mark.parametrize("engine", [Loop, Lightning])
+def test_buffers_that_do_not_travel_are_those_of_the_module_for_each_client(engine) -> None:
+    class Counting(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("share", torch.ones(()), persistent=False)
+
+        def training_step(
+            self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+        ) -> torch.Tensor:
+            self.steps += 1
+            self.share = self.share / 2
+            loss = super().example_losses(batch).mean() * self.share
+            self.log("steps", self.steps)
+            return loss
+
+        example_losses = property()  # so that the engines ask for training_step
+
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(Counting, 0)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    together = engine(module, examples).train(block, training, GRADIENTS["fedavg"])
+    alone = engine(module, examples).train(only(block, [3]), training, GRADIENTS["fedavg"])
+    assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
+    assert int(module.steps) == 0
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [(WithBatchNorm, "example_losses"), (WithTorchDropout, "'drop'.*KeyedDropout")],
