@@ -4,6 +4,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule
 from torch import nn
+from torchmetrics import MaxMetric
 
 import flray
 from flray.algorithms.fedavg import FedAvg
@@ -215,6 +216,27 @@ def test_what_a_module_logs_is_recorded_without_a_warning(engine, tmp_path) -> N
     # a mean over clients of means over steps, as the training loss is
     assert result.rounds["logged_my_loss"].tolist() == pytest.approx(result.rounds["train_loss"])
     assert "logged_ones" not in result.summary
+
+
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path) -> None:
+    class WithMetric(Scheduled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.largest = MaxMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.largest(batch[1])
+            self.log("largest", self.largest)
+            self.log("largest_of_batch", batch[1].max().float())
+            self.log("largest_so_far", self.largest.compute())
+            return super().training_step(batch, batch_idx)
+
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    settings = {"train": {"batch_size": 2}, "execution": {"engine": engine}}
+    rounds = flray.run(keys | settings, tmp_path / "run", model=WithMetric, rounds=1).rounds
+    assert rounds["logged_largest"].tolist() == rounds["logged_largest_of_batch"].tolist()
+    assert (rounds["logged_largest"] < rounds["logged_largest_so_far"]).all()
 
 
 def test_modules_of_the_package_lightning_train_too(tmp_path) -> None:
