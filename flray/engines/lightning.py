@@ -80,6 +80,7 @@ class Lightning:
             warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning\.pytorch)\..*")
             trainer.fit(self.module, batches)
         self.module.to(device)  # Lightning leaves a module on the CPU
+        self.module.trainer = None  # a module that logs in forward is evaluated without one
 
 
 def lightning_of(
