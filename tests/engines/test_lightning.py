@@ -290,6 +290,22 @@ def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path
     assert (rounds["logged_largest"] < rounds["logged_largest_so_far"]).all()
 
 
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_a_step_without_an_index_and_a_forward_that_logs_run(engine, tmp_path) -> None:
+    class Logging(Scheduled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.log("largest", x.max())
+            return super().forward(x)
+
+        def training_step(self, batch):
+            return super().training_step(batch, 0)
+
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    settings = {"train": {"batch_size": 50}, "execution": {"engine": engine}, "rounds": 2}
+    rounds = flray.run(keys | settings, tmp_path / "run", model=Logging).rounds
+    assert (rounds["logged_largest"] > 0).all()
+
+
 def test_modules_of_the_package_lightning_train_too(tmp_path) -> None:
     lightning = pytest.importorskip("lightning")
 
