@@ -249,7 +249,7 @@ class Step:
         try:
             direction, loss = compute(self.trained, self.frozen, w0, self.memo, batches)
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if not any(word in str(error) for word in ("vmap", "Batching rule")):
                 raise
             first_line = str(error).split("\n")[0]
             raise ExperimentError(

@@ -509,6 +509,22 @@ def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
         )
 
 
+def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
+    class Spectral(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.utils.parametrizations.spectral_norm(self.hidden)
+
+    training = Training(batch_size=4)
+    split = ragged_split((4, 4))
+    module = Spectral()
+    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    with pytest.raises(ExperimentError, match=r"Spectral.*engine=loop"):
+        Vectorized(module, examples, 2).train(
+            block_of(split, module, training), training, GRADIENTS["fedavg"]
+        )
+
+
 def test_frozen_parameters_stay_as_they_are() -> None:
     training = Training(lr=0.1, batch_size=4)
     split = ragged_split()
