@@ -102,6 +102,8 @@ def last_trained_figure(experiments: Experiments) -> Figure:
     score, column = score_of(experiments), column_of(score_of(experiments).mean)
 
     def course(run: RunRecord) -> pd.DataFrame:
+        if score.name not in run.clients:
+            return pd.DataFrame({ROUND: [], "shown": []})
         mean = last_trained_score(run.clients, score.name)
         return pd.DataFrame({ROUND: mean.index, "shown": column.scale * mean.to_numpy()})
 
