@@ -441,6 +441,11 @@ class TestClients:
         frame = clients(np.linspace(0, 1, 50), model=np.arange(50))
         assert len(clients_figure({"a": Run(rounds([0.5]), frame)}).axes) == 1
 
+    def test_a_score_that_is_defined_for_no_client_is_no_curve(self):
+        frame = clients([np.nan, np.nan])
+        (axes,) = drawn(clients_figure({"a": Run(rounds([np.nan]), frame)})).axes
+        assert curves(axes) == []
+
     def test_a_run_with_groups_beside_one_without(self):
         mixed = {
             "a": Run(rounds([0.5]), clients([0.5, 0.6], model=[0, 1], group=[0, 1])),
