@@ -155,6 +155,13 @@ def test_a_bad_table_is_refused_in_one_line(frame, keys, message) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="unknown task 'regression'; known: auto, classes, numbers"
+    ):
+        table(VISITS, task="regression")
+
+
 def test_too_many_texts_are_no_feature() -> None:
     names = pd.DataFrame({"hospital": "a", "name": [f"n{k}" for k in range(101)], "outcome": 0})
     with pytest.raises(ExperimentError, match="name has 101 different texts; at most 100"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import refuse_rows
+from flray.data.checks import check_literals, refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.own_files import Columns, Names, read_table
 from flray.data.owned import Rows, coded
@@ -41,6 +41,9 @@ class Table:
     features: tuple[str, ...] | None = None  # Columns used as inputs. None: all others
     # What the target is. auto: text and whole numbers are classes, other numbers are predicted
     task: Task = "auto"
+
+    def __post_init__(self) -> None:
+        check_literals(self)
 
     def load(self) -> Dataset:
         return self.of(read_table(self.file), Path(self.file).stem)
