@@ -143,6 +143,7 @@ BAD = [
     (VISITS, {"features": ("age", "outcome")}, "outcome is the target: leave it out"),
     (VISITS.iloc[:0], {}, "visits has no rows"),
     (VISITS.set_axis(["hospital", "kind", "date", "age", "age", "outcome"], axis=1), {}, "two col"),
+    (changed(1, "age", 1e39), {}, "age is too large for float32 in row 1 .*; choose another unit"),
     (VISITS, {"task": "numbers"}, "task: numbers needs numbers, outcome is"),
     (VISITS[["hospital", "outcome"]], {"group": None, "time": None}, "no column left to be a feat"),
 ]

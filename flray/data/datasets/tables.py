@@ -109,6 +109,10 @@ def refuse_wrong_values(column: "pd.Series[Any]") -> None:
     refuse_rows(column.isna().to_numpy(), f"{name} has no value", "fill or remove them")
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     refuse_rows(np.isinf(numbers), f"{name} is infinite", advice)
+    is_large = np.abs(numbers) > np.finfo(np.float32).max
+    refuse_rows(
+        is_large, f"{name} is too large for float32", "choose another unit, or its logarithm"
+    )
     is_text = np.isnan(numbers)
     if 2 * is_text.sum() < len(column):
         text = column.iloc[is_text.argmax()]
