@@ -336,3 +336,7 @@ def test_clients_may_be_pairs_or_torch_datasets() -> None:
         ExperimentError, match="expected at least one client, got none; give a pair"
     ):
         join_clients([])
+    with pytest.raises(ExperimentError, match=r"got a mapping; give list\(clients\.values\(\)\)"):
+        join_clients({"north": (x, y)})
+    with pytest.raises(ExperimentError, match=r"expected a pair .*, got 3 values of tuple"):
+        join_clients([list(zip(x, y, strict=True))])
