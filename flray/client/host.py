@@ -27,6 +27,7 @@ from flray.engines.loop import Loop
 from flray.engines.tracing import is_written_out, write_out_forward
 from flray.engines.vectorized import Vectorized, refusal
 from flray.engines.written import Written
+from flray.errors import ExperimentError
 from flray.models.bank import Params
 from flray.models.predictor import Batch
 
@@ -199,6 +200,12 @@ def _start_engine(module: LightningModule, examples: Examples, settings: HostSet
         return Vectorized(module, examples, settings.num_slots or settings.block, settings.threads)
     if name == "lightning":
         return Lightning(module, examples, settings.callbacks)
+    if not module.automatic_optimization and not hasattr(module, "example_losses"):
+        raise ExperimentError(
+            f"{type(module).__name__} steps its optimizers itself (automatic_optimization is "
+            "False), which needs Lightning's Trainer: set execution.engine=lightning, and "
+            "train.optimizer=module for optimizers of its own"
+        )
     return Loop(module, examples)
 
 

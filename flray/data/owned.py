@@ -186,6 +186,11 @@ def join_clients(clients: Sequence[Any], name: str = "clients") -> Dataset:
     >>> data.source, data.num_classes
     (array([0, 0, 1]), 2)
     """
+    if isinstance(clients, Mapping):
+        raise ExperimentError(
+            "expected a list with a pair (x, y) for each client, got a mapping; give list(clients"
+            ".values()), whose clients are numbered from 0"
+        )
     pairs = [examples_of(client) for client in clients]
     if not pairs:
         raise ExperimentError(
@@ -207,5 +212,10 @@ def examples_of(client: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # Any: from 
     if not isinstance(client, tuple | list):  # a torch Dataset
         columns = zip(*(client[k] for k in range(len(client))), strict=True)
         client = [np.stack([as_array(value) for value in column]) for column in columns]
+    if len(client) != 2:
+        raise ExperimentError(
+            f"expected a pair (x, y) or a torch Dataset of pairs, got {len(client)} values of "
+            f"{type(client[0]).__name__ if client else 'no kind'}; give x and y as arrays"
+        )
     x, y = client
     return as_array(x), as_array(y)

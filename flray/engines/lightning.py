@@ -80,6 +80,7 @@ class Lightning:
             warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning\.pytorch)\..*")
             trainer.fit(self.module, batches)
         self.module.to(device)  # Lightning leaves a module on the CPU
+        self.module.trainer = None  # a module that logs in forward is evaluated without one
 
 
 def lightning_of(
@@ -170,8 +171,10 @@ class LocalEquation(Callback):
         grad = RecordedGradient(gradient_at)
         direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
         self.losses.append(grad.first_loss.double())
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for name, p in parameters.items():
-            p.grad = direction[name] if self.training.moves(name) else None
+            if id(p) in stepped:  # the others are another optimiser's, which asks again
+                p.grad = direction[name] if self.training.moves(name) else None
 
     def mean_loss(self) -> float:
         """The mean loss over the steps so far; 0 without steps."""

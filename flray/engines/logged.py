@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from torch import Tensor
+from torchmetrics import Metric
 
 Logged = dict[str, list[float | Tensor]]  # by name, one value per call
 
@@ -30,10 +31,11 @@ def logged(module: LightningModule) -> Iterator[Logged]:
     original = module.log
 
     def log(name: str, value: Any, *rest: Any, **options: Any) -> None:  # Any: as Lightning's
-        if isinstance(value, int | float):
-            values.setdefault(name, []).append(float(value))
-        elif isinstance(value, Tensor) and value.numel() == 1:
-            values.setdefault(name, []).append(value.detach())  # read at the end: no waiting here
+        number = _of_batch(value) if isinstance(value, Metric) else value
+        if isinstance(number, int | float):
+            values.setdefault(name, []).append(float(number))
+        elif isinstance(number, Tensor) and number.numel() == 1:
+            values.setdefault(name, []).append(number.detach())  # read at the end: no waiting here
         if getattr(module, "_trainer", None) is not None:
             original(name, value, *rest, **options)
 
@@ -47,6 +49,14 @@ def logged(module: LightningModule) -> Iterator[Logged]:
         yield values
     finally:
         del vars(module)["log"], vars(module)["log_dict"]
+
+
+def _of_batch(metric: Metric) -> Any:  # Any: of any metric
+    """What a metric has for the batch that it was called with; if it was updated, for all so far.
+
+    Lightning reads the same attribute.
+    """
+    return metric.compute() if metric._forward_cache is None else metric._forward_cache
 
 
 def means(clients: Sequence[Logged]) -> dict[str, NDArray[np.float64]]:

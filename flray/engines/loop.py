@@ -1,12 +1,13 @@
 """Engine `loop`: one client after another, one step after another; the plain reference."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule
+from torchmetrics import Metric
 
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
@@ -76,7 +77,8 @@ def train_one_by_one(
     """Train the module anew for each client of a block.
 
     Each client starts from its row of the block with a generator of its own, so that no client
-    depends on those before it. The module is left with the weights of the last one.
+    depends on those before it. The module is left with the weights of the last one; buffers that
+    do not travel, such as a counter of steps, are left as they were.
 
     Args:
         train_client: trains the module and the leaves beside it in place, from a plan, w0, memo
@@ -91,7 +93,7 @@ def train_one_by_one(
         load_params(module, w0)
         extra = {name: w0[name].clone() for name in w0.keys() - params_of(module).keys()}
         module.train()  # Lightning leaves it in evaluation mode
-        with own_generator(plan, device), logged(module) as values:
+        with own_generator(plan, device), logged(module) as values, restored_state(module):
             losses.append(train_client(plan, w0, memo, extra))
         logs.append(values)
         after = params_of(module) | extra
@@ -99,6 +101,25 @@ def train_one_by_one(
             {n: (after[n] if training.moves(n) else start).clone() for n, start in w0.items()}
         )
     return BlockResult(stack(trained), np.array(losses), means(logs))
+
+
+@contextmanager
+def restored_state(module: LightningModule) -> Iterator[None]:
+    """Undo what is done inside the `with` block to the state that does not travel.
+
+    These are buffers that are not persistent or of whole numbers, and what metrics have seen.
+    """
+    travelling = params_of(module)
+    before = {n: b.clone() for n, b in module.named_buffers() if n not in travelling}
+    try:
+        yield
+    finally:
+        for name, buffer in before.items():
+            layer, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(layer), leaf, buffer)
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                metric.reset()
 
 
 def own_generator(plan: IndexPlan, device: torch.device) -> AbstractContextManager[None]:

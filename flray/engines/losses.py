@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -37,6 +38,8 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.module = module
         self.per_example = hasattr(module, "example_losses")
+        # As Lightning decides whether to pass the number of the batch
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
     def forward(self, batch: LocalBatch) -> Tensor:
         """The mean loss of a batch with the module's own weights; () a scalar."""
@@ -57,7 +60,8 @@ class BatchLoss(nn.Module):
         return kept.sum() / batch.mask.sum().clamp(min=1)
 
     def _training_step(self, batch: LocalBatch) -> Tensor:
-        output = self.module.training_step((batch.x, batch.y), 0)
+        index = (0,) if self.takes_index else ()
+        output = self.module.training_step((batch.x, batch.y), *index)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise TypeError(

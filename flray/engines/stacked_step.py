@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import NamedTuple, cast
 
@@ -60,15 +61,22 @@ class StackedModule:
         """The module whose loss is differentiated."""
         return self.batch_loss.module
 
-    def gradient_at(self, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
+    def gradient_at(self, frozen: Params, at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
         """Gradient and loss of one client at given params; to be called inside `vmap`.
 
         Threads may call it at the same time: a module that is not written out is used by one of
         them at a time.
+
+        Args:
+            frozen: The client's parameters that are not trained; a written-out module has none.
         """
         if self.written is None or batch.loss != "example_losses":
+
+            def loss_at(w: Params) -> Tensor:
+                return self.batch_loss.at(frozen | w, batch)
+
             with self.alone:
-                result: tuple[Params, Tensor] = grad_and_value(self.batch_loss.at)(at, batch)
+                result: tuple[Params, Tensor] = grad_and_value(loss_at)(at)
             return result
         names = (tuple(at), tuple(batch.keys))
         tensors = (*at.values(), *batch.keys.values(), batch.x, batch.y, batch.mask)
@@ -131,6 +139,8 @@ class Step:
         extra = like.w0.keys() - params_of(stacked.module).keys()
         self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
+        parameters = stacked.module.named_parameters()
+        self.frozen = {n: self.w[n] for n, p in parameters if not p.requires_grad}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self.gathered: Tensor | None = None  # memory of the images of a few steps, on a CPU
@@ -237,9 +247,9 @@ class Step:
         w0 = {name: self.w0[name] for name in self.trained}
         compute = self._direction if self.takes_all_slots else vmap(self._direction)
         try:
-            direction, loss = compute(self.trained, w0, self.memo, batches)
+            direction, loss = compute(self.trained, self.frozen, w0, self.memo, batches)
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if not any(word in str(error) for word in ("vmap", "Batching rule")):
                 raise
             first_line = str(error).split("\n")[0]
             raise ExperimentError(
@@ -250,7 +260,12 @@ class Step:
         return cast(Tensor, loss)
 
     def _direction(
-        self, w: Params, w0: Params, memo: Params, batches: tuple[StackedBatch, ...]
+        self,
+        w: Params,
+        frozen: Params,
+        w0: Params,
+        memo: Params,
+        batches: tuple[StackedBatch, ...],
     ) -> tuple[Params, Tensor]:
         """The direction of the hook and the loss of the step, of one client inside `vmap`.
 
@@ -260,7 +275,9 @@ class Step:
         batch = replace(first, second=second[0]) if second else first
         stacked = self.stacked
         grad = RecordedGradient(
-            stacked.gradients_of_step() if self.takes_all_slots else stacked.gradient_at
+            stacked.gradients_of_step()
+            if self.takes_all_slots
+            else partial(stacked.gradient_at, frozen)
         )
         return self.gradient(grad, w, batch, w0, memo), grad.first_loss
 

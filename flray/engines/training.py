@@ -131,7 +131,13 @@ class Training:
         Only a module's own optimiser can have a scheduler; settings of an experiment have none.
         """
         if self.optimizer == "module":
-            return module_optimizer(module)
+            optimizer, schedule = module_optimizer(module)
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ExperimentError(
+                    "LBFGS asks for the loss several times in a step: set "
+                    "execution.engine=lightning"
+                )
+            return optimizer, schedule
         return self.make_optimizer(module, params), None
 
 
@@ -206,16 +212,19 @@ def module_optimizer(module: LightningModule) -> tuple[torch.optim.Optimizer, Sc
     """
     optimizer: Any = module.configure_optimizers()  # Any: one of Lightning's many forms
     scheduler: Any = None
+    if isinstance(optimizer, list | tuple) and len(optimizer) == 1:
+        optimizer = optimizer[0]
     if isinstance(optimizer, Mapping):
         optimizer, scheduler = optimizer.get("optimizer"), optimizer.get("lr_scheduler")
-    elif isinstance(optimizer, list | tuple) and len(optimizer) == 1:
-        optimizer = optimizer[0]
-    elif isinstance(optimizer, list | tuple) and [len(part) for part in optimizer] == [1, 1]:
-        (optimizer,), (scheduler,) = optimizer
+    elif isinstance(optimizer, list | tuple) and [type(part) for part in optimizer] == [list, list]:
+        optimizers, schedulers = optimizer
+        if len(optimizers) == 1 and len(schedulers) <= 1:
+            optimizer, scheduler = optimizers[0], next(iter(schedulers), None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ExperimentError(
             f"train.optimizer=module needs {type(module).__name__}.configure_optimizers to return "
-            f"one optimizer, got {type(optimizer).__name__}; use train.optimizer=sgd or adam"
+            f"one optimizer, got {type(optimizer).__name__}; use train.optimizer=sgd or adam, or "
+            "step several with manual optimization and execution.engine=lightning"
         )
     return optimizer, None if scheduler is None else _schedule(scheduler)
 

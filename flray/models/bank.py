@@ -24,14 +24,19 @@ Layers = Literal["all", "first", "last"] | tuple[str, ...]  # layers of a model,
 def params_of(module: LightningModule) -> Params:
     """What travels between server and client: parameters and persistent float buffers, by name.
 
-    The tensors share the memory of the module.
+    The tensors share the memory of the module. One that several layers share has its first name.
 
     >>> from flray.models.mlp200 import Mlp200
     >>> [tuple(leaf.shape) for leaf in params_of(Mlp200((1, 8, 8), 10)).values()]
     [(200, 64), (200,), (10, 200), (10,)]
     """
     persistent = module.state_dict(keep_vars=True)
-    return {k: v.detach() for k, v in persistent.items() if v.is_floating_point()}
+    name_of = {id(v): k for k, v in reversed(persistent.items())}
+    return {
+        k: v.detach()
+        for k, v in persistent.items()
+        if v.is_floating_point() and name_of[id(v)] == k
+    }
 
 
 def load_params(module: LightningModule, params: Params) -> None:

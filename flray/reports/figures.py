@@ -102,6 +102,8 @@ def last_trained_figure(experiments: Experiments) -> Figure:
     score, column = score_of(experiments), column_of(score_of(experiments).mean)
 
     def course(run: RunRecord) -> pd.DataFrame:
+        if score.name not in run.clients:
+            return pd.DataFrame({ROUND: [], "shown": []})
         mean = last_trained_score(run.clients, score.name)
         return pd.DataFrame({ROUND: mean.index, "shown": column.scale * mean.to_numpy()})
 
@@ -157,7 +159,7 @@ def clients_figure(experiments: Experiments) -> Figure:
             variance = clients.groupby(SEED, dropna=False)["shown"].var(ddof=0).mean()
             entry = f"{label}: {_mean_and_variance(values.mean(), variance, column)}"
             handles.append(style.line(entry, colour))
-    handles += _score_axis(top, {name: experiments[name] for name in shown})
+    handles += _score_axis(top, {name: experiments[name] for name in shown} or experiments)
     top.set(xlabel="clients, worst to best (%)", xlim=(0, 100))
     title = f"{capitalised(column.title)} of every client at the last evaluation"
     top.set_title(title, fontsize=10)

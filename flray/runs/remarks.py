@@ -12,6 +12,27 @@ from flray.models.bank import layers_of, params_of
 from flray.runs.preparing import draw_module
 
 ROUNDS_BEFORE = "rounds_before"  # key of algorithms: rounds before the clustering
+# Methods of a LightningModule that only a Trainer calls, and that may change what is trained.
+TRAINER_HOOKS = (
+    "setup",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "backward",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+)
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -50,6 +71,12 @@ def _module_remarks(experiment: Experiment) -> Iterator[str]:
             f"{cls.__name__}.validation_step is not called, nor is anything logged that it logs: "
             "models are evaluated as `evaluate` says; what training_step logs becomes the columns "
             "logged_*"
+        )
+    hooks = [name for name in TRAINER_HOOKS if isinstance(cls, type) and overrides(cls, name)]
+    if hooks and experiment.settings.execution.engine != "lightning":
+        yield (
+            f"{', '.join(f'{cls.__name__}.{name}' for name in hooks)}: called by Lightning's "
+            "Trainer alone; set execution.engine=lightning"
         )
 
 

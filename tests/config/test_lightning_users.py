@@ -97,3 +97,14 @@ def test_a_remark_says_that_validation_step_is_not_called(model) -> None:
     (remark,) = remarks(parse_experiment(keys | {"model": model}))
     assert remark.startswith("Validating.validation_step is not called")
     assert list(remarks(parse_experiment(keys | {"model": "mlp200"}))) == []
+
+
+def test_a_remark_names_hooks_that_only_a_trainer_calls() -> None:
+    class Clipping(Mlp200):
+        def configure_gradient_clipping(self, *_: object) -> None:
+            raise AssertionError
+
+    keys = KEYS | {"dataset": {"name": "digits", "size": 8}, "model": Clipping}
+    (remark,) = remarks(parse_experiment(keys))
+    assert remark.startswith("Clipping.configure_gradient_clipping: called by")
+    assert list(remarks(parse_experiment(keys | {"execution": {"engine": "lightning"}}))) == []

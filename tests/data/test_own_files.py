@@ -143,6 +143,7 @@ BAD = [
     (VISITS, {"features": ("age", "outcome")}, "outcome is the target: leave it out"),
     (VISITS.iloc[:0], {}, "visits has no rows"),
     (VISITS.set_axis(["hospital", "kind", "date", "age", "age", "outcome"], axis=1), {}, "two col"),
+    (changed(1, "age", 1e39), {}, "age is too large for float32 in row 1 .*; choose another unit"),
     (VISITS, {"task": "numbers"}, "task: numbers needs numbers, outcome is"),
     (VISITS[["hospital", "outcome"]], {"group": None, "time": None}, "no column left to be a feat"),
 ]
@@ -153,6 +154,13 @@ def test_a_bad_table_is_refused_in_one_line(frame, keys, message) -> None:
     with pytest.raises(ExperimentError, match=message) as caught:
         table(frame, **keys)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="unknown task 'regression'; known: auto, classes, numbers"
+    ):
+        table(VISITS, task="regression")
 
 
 def test_too_many_texts_are_no_feature() -> None:
@@ -328,3 +336,7 @@ def test_clients_may_be_pairs_or_torch_datasets() -> None:
         ExperimentError, match="expected at least one client, got none; give a pair"
     ):
         join_clients([])
+    with pytest.raises(ExperimentError, match=r"got a mapping; give list\(clients\.values\(\)\)"):
+        join_clients({"north": (x, y)})
+    with pytest.raises(ExperimentError, match=r"expected a pair .*, got 3 values of tuple"):
+        join_clients([list(zip(x, y, strict=True))])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule
 from torch import nn
+from torchmetrics import MaxMetric
 
 import flray
 from flray.algorithms.fedavg import FedAvg
@@ -205,6 +206,57 @@ def test_a_modules_scheduler_is_followed_alike_by_both_engines(form, monkeypatch
         assert not torch.equal(leaf, plain.params[name])
 
 
+class Manual(Scheduled):
+    """Steps two optimisers itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx) -> None:
+        optimizers = self.optimizers()
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_two_optimizers_that_a_module_steps_are_one_over_all_its_parameters(gradient) -> None:
+    training, hook = Training(optimizer="module", epochs=2, batch_size=4), GRADIENTS[gradient]
+    split = ragged_split()
+    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28)), split, torch.float32)
+    module, plain = build_seeded(Manual, 0), build_seeded(Scheduled, 0)
+    block = block_of(split, module, training)
+    plain.form = "plain"
+    a = Lightning(module, examples).train(block, training, hook)
+    b = Loop(plain, examples).train(block, training, hook)
+    for name, leaf in a.params.items():
+        assert torch.equal(leaf, b.params[name])
+        assert not torch.equal(leaf, block.w0[name])
+
+
+class Several(Scheduled):
+    configure_optimizers = Manual.configure_optimizers
+
+
+class Lbfgs(Scheduled):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+@pytest.mark.parametrize("model", [Manual, Several, Lbfgs])
+def test_optimizers_that_loop_cannot_step_are_refused_with_what_to_do(model, tmp_path) -> None:
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    with pytest.raises(ExperimentError, match=r"execution\.engine=lightning"):
+        flray.run(keys, tmp_path, model=model, train={"optimizer": "module"}, rounds=1)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("engine", ["loop", "lightning"])
 def test_what_a_module_logs_is_recorded_without_a_warning(engine, tmp_path) -> None:
@@ -215,6 +267,43 @@ def test_what_a_module_logs_is_recorded_without_a_warning(engine, tmp_path) -> N
     # a mean over clients of means over steps, as the training loss is
     assert result.rounds["logged_my_loss"].tolist() == pytest.approx(result.rounds["train_loss"])
     assert "logged_ones" not in result.summary
+
+
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path) -> None:
+    class WithMetric(Scheduled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.largest = MaxMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.largest(batch[1])
+            self.log("largest", self.largest)
+            self.log("largest_of_batch", batch[1].max().float())
+            self.log("largest_so_far", self.largest.compute())
+            return super().training_step(batch, batch_idx)
+
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    settings = {"train": {"batch_size": 2}, "execution": {"engine": engine}}
+    rounds = flray.run(keys | settings, tmp_path / "run", model=WithMetric, rounds=1).rounds
+    assert rounds["logged_largest"].tolist() == rounds["logged_largest_of_batch"].tolist()
+    assert (rounds["logged_largest"] < rounds["logged_largest_so_far"]).all()
+
+
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_a_step_without_an_index_and_a_forward_that_logs_run(engine, tmp_path) -> None:
+    class Logging(Scheduled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.log("largest", x.max())
+            return super().forward(x)
+
+        def training_step(self, batch):
+            return super().training_step(batch, 0)
+
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    settings = {"train": {"batch_size": 50}, "execution": {"engine": engine}, "rounds": 2}
+    rounds = flray.run(keys | settings, tmp_path / "run", model=Logging).rounds
+    assert (rounds["logged_largest"] > 0).all()
 
 
 def test_modules_of_the_package_lightning_train_too(tmp_path) -> None:

@@ -431,6 +431,36 @@ def test_torch_dropout_on_loop_depends_on_the_client_only() -> None:
     assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
 
 
+@pytest.mark.parametrize("engine", [Loop, Lightning])
+def test_buffers_that_do_not_travel_are_those_of_the_module_for_each_client(engine) -> None:
+    class Counting(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("share", torch.ones(()), persistent=False)
+
+        def training_step(
+            self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+        ) -> torch.Tensor:
+            self.steps += 1
+            self.share = self.share / 2
+            loss = super().example_losses(batch).mean() * self.share
+            self.log("steps", self.steps)
+            return loss
+
+        example_losses = property()  # so that the engines ask for training_step
+
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(Counting, 0)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    together = engine(module, examples).train(block, training, GRADIENTS["fedavg"])
+    alone = engine(module, examples).train(only(block, [3]), training, GRADIENTS["fedavg"])
+    assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
+    assert int(module.steps) == 0
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [(WithBatchNorm, "example_losses"), (WithTorchDropout, "'drop'.*KeyedDropout")],
@@ -479,6 +509,22 @@ def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
         )
 
 
+def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
+    class Spectral(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.utils.parametrizations.spectral_norm(self.hidden)
+
+    training = Training(batch_size=4)
+    split = ragged_split((4, 4))
+    module = Spectral()
+    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    with pytest.raises(ExperimentError, match=r"Spectral.*engine=loop"):
+        Vectorized(module, examples, 2).train(
+            block_of(split, module, training), training, GRADIENTS["fedavg"]
+        )
+
+
 def test_frozen_parameters_stay_as_they_are() -> None:
     training = Training(lr=0.1, batch_size=4)
     split = ragged_split()
@@ -493,3 +539,48 @@ def test_frozen_parameters_stay_as_they_are() -> None:
         result = engine.train(block, how, GRADIENTS["fedprox"])
         assert torch.equal(result.params["hidden.weight"], block.w0["hidden.weight"])
         assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])
+
+
+def test_each_client_has_its_own_frozen_parameters() -> None:
+    training = Training(lr=0.1, batch_size=4)
+    split = ragged_split()
+    module = build_seeded(SquaredError, 0).double()
+    module.hidden.weight.requires_grad_(False)
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
+    block = block_of(split, module, training)
+    w0 = {
+        n: leaf * torch.arange(1, 5).view(4, *[1] * (leaf.dim() - 1))
+        for n, leaf in block.w0.items()
+    }
+    block = replace(block, w0=w0)
+    a, b = (
+        engine.train(block, training, GRADIENTS["fedprox"]).params
+        for engine in (Loop(module, examples), Vectorized(module, examples, SLOTS))
+    )
+    assert largest_gap(a, w0) > 1e-3
+    assert largest_gap(a, b) < 1e-10
+
+
+def test_a_weight_that_two_layers_share_is_trained_as_one() -> None:
+    class Tied(SquaredError):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.again = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.again.weight, self.out = self.hidden.weight, nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.again(torch.tanh(self.hidden(x.flatten(1)))))
+
+    training = OPTIMIZERS["sgd"]
+    split = ragged_split()
+    module = build_seeded(Tied, 0).double()
+    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
+    block = block_of(split, module, training)
+    assert "hidden.weight" in block.w0  # under one name, so that a server optimiser moves it
+    assert "again.weight" not in block.w0
+    a, b = (
+        engine.train(block, training, GRADIENTS["fedprox"])
+        for engine in (Loop(module, examples), Vectorized(module, examples, SLOTS))
+    )
+    assert largest_gap({"hidden": a.params["hidden.weight"]}, {"hidden": block.w0["hidden.weight"]})
+    assert largest_gap(a.params, b.params) < 1e-10

@@ -290,6 +290,12 @@ class TestLastTrained:
         with pytest.raises(ExperimentError, match=r"evaluate\.last_trained=true"):
             last_trained_figure({"a": Run(rounds([0.5]), no_clients())})
 
+    def test_runs_of_another_score_are_left_out(self):
+        last = clients([0.5, 0.7], part="last_trained")
+        other = last.drop(columns="accuracy").assign(mae=[1.0, 2.0])
+        runs = {"a": Run(rounds([0.5]), last), "b": Run(rounds([0.5]), other)}
+        assert legend_texts(drawn(last_trained_figure(runs))) == ["a"]
+
 
 class TestAccuracy:
     def test_a_line_is_the_mean_in_percent(self):
@@ -434,6 +440,11 @@ class TestClients:
     def test_as_many_models_as_clients_are_no_strips(self):
         frame = clients(np.linspace(0, 1, 50), model=np.arange(50))
         assert len(clients_figure({"a": Run(rounds([0.5]), frame)}).axes) == 1
+
+    def test_a_score_that_is_defined_for_no_client_is_no_curve(self):
+        frame = clients([np.nan, np.nan])
+        (axes,) = drawn(clients_figure({"a": Run(rounds([np.nan]), frame)})).axes
+        assert curves(axes) == []
 
     def test_a_run_with_groups_beside_one_without(self):
         mixed = {

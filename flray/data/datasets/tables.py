@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import refuse_rows
+from flray.data.checks import check_literals, refuse_rows
 from flray.data.dataset import Dataset
 from flray.data.datasets.own_files import Columns, Names, read_table
 from flray.data.owned import Rows, coded
@@ -41,6 +41,9 @@ class Table:
     features: tuple[str, ...] | None = None  # Columns used as inputs. None: all others
     # What the target is. auto: text and whole numbers are classes, other numbers are predicted
     task: Task = "auto"
+
+    def __post_init__(self) -> None:
+        check_literals(self)
 
     def load(self) -> Dataset:
         return self.of(read_table(self.file), Path(self.file).stem)
@@ -106,6 +109,10 @@ def refuse_wrong_values(column: "pd.Series[Any]") -> None:
     refuse_rows(column.isna().to_numpy(), f"{name} has no value", "fill or remove them")
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     refuse_rows(np.isinf(numbers), f"{name} is infinite", advice)
+    is_large = np.abs(numbers) > np.finfo(np.float32).max
+    refuse_rows(
+        is_large, f"{name} is too large for float32", "choose another unit, or its logarithm"
+    )
     is_text = np.isnan(numbers)
     if 2 * is_text.sum() < len(column):
         text = column.iloc[is_text.argmax()]
