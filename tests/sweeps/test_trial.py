@@ -619,6 +619,14 @@ def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) ->
     assert blocks == [3, 6]
 
 
+def test_groups_that_attract_each_other_do_so_from_the_round_after_the_clustering(tmp_path) -> None:
+    """Groups start from models of their founders, which differ in the round of the clustering."""
+    algorithm = {"name": "flexcfl", "rounds_before": 1, "eta_g": 0.5}
+    varied = {"algorithm.clustering.partition.number": [2, 3]}
+    states = swept(space_of({"algorithm": algorithm, "rounds": 2}, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
 @pytest.mark.gpu
 def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
     """A trial asks for its federation before a host has moved the module to the device."""
