@@ -627,6 +627,15 @@ def test_groups_that_attract_each_other_do_so_from_the_round_after_the_clusterin
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
 
 
+@pytest.mark.parametrize("rounds_before", [1, 2])
+def test_rows_judged_by_the_models_that_clients_trained_last(rounds_before, tmp_path) -> None:
+    """A clustering after round 1 or 2: what clients train there, or have before, is scored too."""
+    algorithm = {"name": "flhc", "rounds_before": rounds_before}
+    experiment = {"algorithm": algorithm, "rounds": 3, "evaluate": {"last_trained": True}}
+    states = swept(space_of(experiment, {THRESHOLD: [0.0, 1e9]}), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
 @pytest.mark.gpu
 def test_rows_on_a_gpu_are_the_runs_they_stand_for(tmp_path) -> None:
     """A trial asks for its federation before a host has moved the module to the device."""
