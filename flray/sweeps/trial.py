@@ -238,7 +238,10 @@ class Trial:
             return self._train(replace(server, algorithm=branch))
 
         alone = self.row.number if self.context.is_scheduled else None
-        start = [state_digest(branch.state), dict(branch.counts), alone]
+        # Clients without a cluster are placed later, by stages of the row's clustering.
+        is_complete = (branch.partition(branch.state) >= 0).all()
+        placing = None if is_complete else self.row.plain["algorithm"]
+        start = [state_digest(branch.state), dict(branch.counts), placing, alone]
         self._settle(self._branch_key(branch, start), make, branch.clustering)
 
     def _branch_key(self, branch: Branch, start: object) -> str:

@@ -34,7 +34,7 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import TINY, Result, run_experiment, run_written_once
+from scenarios import TINY, Result, run_experiment, run_written_once, sha
 
 pytestmark = pytest.mark.slow
 
@@ -634,6 +634,15 @@ def test_rows_judged_by_the_models_that_clients_trained_last(rounds_before, tmp_
     experiment = {"algorithm": algorithm, "rounds": 3, "evaluate": {"last_trained": True}}
     states = swept(space_of(experiment, {THRESHOLD: [0.0, 1e9]}), tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
+def test_rows_that_place_clients_later_differ_in_how_they_place_them(tmp_path) -> None:
+    """Founders are clustered alike; the others go where another distance sends them."""
+    algorithm = {"name": "flexcfl", "founders": 3, "recluster": {"when": "once"}}
+    experiment = {"algorithm": algorithm, "rounds": 3, "seed": 2}
+    states = swept(space_of(experiment, {DISTANCE: ["cosine", "l2"]}), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    assert len({sha(result_of(state, tmp_path / "sweep")) for state in states}) == 2
 
 
 @pytest.mark.gpu
