@@ -38,6 +38,7 @@ from scenarios import TINY, Result, run_experiment, run_written_once, sha
 
 pytestmark = pytest.mark.slow
 
+SIGNATURE = "algorithm.clustering.signature"
 DISTANCE = "algorithm.clustering.distance"
 LINKAGE = "algorithm.clustering.partition.linkage"
 GAMMA = "algorithm.clustering.relate.gamma"
@@ -643,6 +644,38 @@ def test_rows_that_place_clients_later_differ_in_how_they_place_them(tmp_path) -
     states = swept(space_of(experiment, {DISTANCE: ["cosine", "l2"]}), tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     assert len({sha(result_of(state, tmp_path / "sweep")) for state in states}) == 2
+
+
+def test_rows_with_one_cluster_keep_the_numbers_of_their_own_signatures(tmp_path) -> None:
+    """Updates and weights cost the same and give one state, but correlate with labels otherwise."""
+    experiment = FLHC_1 | {"rounds": 2, "evaluate": {"similarity": True}}
+    varied = {SIGNATURE: ["update", "weights"], THRESHOLD: [1e8, 1e9]}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    assert len({state.run for state in states}) == 2
+    assert len(costs(tmp_path / "sweep", KIND)) == 1
+
+
+def test_a_row_whose_clusters_overlap_is_marked_whoever_has_its_models(tmp_path) -> None:
+    """Everybody hears everybody: rows of the relation, or one cluster of it."""
+    varied = {"algorithm.clustering.partition": ["components", "rows"]}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
+    experiment["algorithm"]["clustering"] = {"relate": {"name": "threshold", "gamma": 1e9}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    found = [result_of(state, tmp_path / "sweep").summary for state in states]
+    assert ["clusters_overlap" in summary for summary in found] == [False, True]
+
+
+def test_a_row_whose_clusters_overlap_is_marked_whoever_has_its_models(tmp_path) -> None:
+    """Everybody hears everybody: rows of the relation, or one cluster of it."""
+    varied = {"algorithm.clustering.partition": ["components", "rows"]}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
+    experiment["algorithm"]["clustering"] = {"relate": {"name": "threshold", "gamma": 1e9}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    found = [result_of(state, tmp_path / "sweep").summary for state in states]
+    assert ["clusters_overlap" in summary for summary in found] == [False, True]
 
 
 @pytest.mark.gpu
