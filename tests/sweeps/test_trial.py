@@ -13,7 +13,7 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.flhc import Flhc, FlhcState
-from flray.clustering.points import Partition
+from flray.clustering.points import Partition, Points
 from flray.clustering.related import Related
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
@@ -667,15 +667,24 @@ def test_a_row_whose_clusters_overlap_is_marked_whoever_has_its_models(tmp_path)
     assert ["clusters_overlap" in summary for summary in found] == [False, True]
 
 
-def test_a_row_whose_clusters_overlap_is_marked_whoever_has_its_models(tmp_path) -> None:
-    """Everybody hears everybody: rows of the relation, or one cluster of it."""
-    varied = {"algorithm.clustering.partition": ["components", "rows"]}
-    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
-    experiment["algorithm"]["clustering"] = {"relate": {"name": "threshold", "gamma": 1e9}}
-    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+@dataclass(frozen=True)
+class Turned:
+    """An embedding that every other seed turns inside out."""
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        values = 1 / points.values if seed % 2 else points.values
+        return Points(points.clients, values, points.owner)
+
+
+def test_an_embedding_of_metadata_is_that_of_its_own_seed(tmp_path) -> None:
+    table = tmp_path / "clients.csv"
+    table.write_text("size\n1\n2\n4\n8\n16\n32\n")
+    clustering = {"signature": {"name": "metadata", "file": str(table)}}
+    clustering |= {"embed": f"{__name__}:Turned", "partition": {"number": 2}}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1, "clustering": clustering}}
+    space = space_of({**experiment, "rounds": 1}, {"seed": [0, 1]})
+    states = swept(space, tmp_path / "sweep")
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
-    found = [result_of(state, tmp_path / "sweep").summary for state in states]
-    assert ["clusters_overlap" in summary for summary in found] == [False, True]
 
 
 @pytest.mark.gpu
