@@ -135,9 +135,10 @@ class Branching(Algorithm[State], Protocol[State]):
     def spent_fields(self) -> tuple[str, ...] | None:
         """Fields that only the clustering reads, beside `rounds_before` and `clustering`.
 
-        As long as nobody joins, later rounds depend on the state and on the other fields alone, and
-        a client hears those that `state.relation` names, without one the clients of its cluster.
-        None: no such promise, for instance because clients are clustered again.
+        Once all clients have a cluster, and as long as nobody joins, later rounds depend on the
+        state and on the other fields alone, and a client hears those that `state.relation` names,
+        without one the clients of its cluster. None: no such promise, for instance because clients
+        are clustered again.
         """
         ...
 

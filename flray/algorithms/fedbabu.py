@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg, FedAvgState
+from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import last_layers
 from flray.models.mixing import Relation
@@ -26,7 +27,12 @@ class FedBabu(FedAvg):
         require_at_least(self, frozen_layers=0)
 
     def require(self, fed: Federation) -> None:
-        last_layers(fed.initial, self.frozen_layers)  # refuses more layers than the model has
+        head = last_layers(fed.initial, self.frozen_layers)  # refuses more layers than there are
+        if len(head) == len(fed.initial):
+            raise ExperimentError(
+                f"frozen_layers must leave a layer to train, got {self.frozen_layers}, which is "
+                "all layers of this model"
+            )
 
     def round(self, state: FedAvgState, cohort: Cohort, fed: Federation) -> Outcome[FedAvgState]:
         head = last_layers(fed.initial, self.frozen_layers)

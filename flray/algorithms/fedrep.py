@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.partly_shared import PartlyShared, PartlySharedState
+from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import last_layers
 from flray.models.mixing import Relation
@@ -30,6 +31,13 @@ class FedRep(PartlyShared):
 
     def __post_init__(self) -> None:
         require_at_least(self, head_layers=1, head_epochs=0, body_epochs=0)
+
+    def require(self, fed: Federation) -> None:
+        if len(self.private_leaves(fed)) == len(fed.initial) and self.body_epochs:
+            raise ExperimentError(
+                f"head_layers must leave a layer for the body, got {self.head_layers}, which is "
+                "all layers of this model; without a body set body_epochs to 0"
+            )
 
     def private_leaves(self, fed: Federation) -> frozenset[str]:
         return last_layers(fed.initial, self.head_layers)

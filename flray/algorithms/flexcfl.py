@@ -82,7 +82,8 @@ class FlexCfl(Flhc):
     founders: int = 60  # Clients that are clustered before round 1, at most all; 20 K in the paper
     # Migration: clients whose data changed train the initial model again and change groups
     recluster: Migration = field(default_factory=Migration)
-    eta_g: float = 0.0  # Rate η_G at which groups attract each other after each round
+    # Rate η_G at which groups attract each other after each round that they train in
+    eta_g: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +104,7 @@ class FlexCfl(Flhc):
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         outcome = super().round(state, cohort, fed)
-        if not self.eta_g or cohort.t < self.rounds_before:
+        if not self.eta_g or cohort.t <= self.rounds_before:
             return outcome
         return replace(outcome, state=self._attracted(outcome.state))
 

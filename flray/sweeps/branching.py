@@ -40,14 +40,17 @@ def branches(experiment: Experiment) -> bool:
 
     Then its rounds before the clustering can be taken from a `Prefix`;
     `flray.algorithms.algorithm.Branching` describes such algorithms. False with
-    `recluster.when: auto`, where the round of the clustering is not known before: such a row runs
-    alone.
+    `recluster.when: auto`, where the round of the clustering is not known before, and with
+    `evaluate.last_trained`, for which the models that clients train in that round are evaluated:
+    such a row runs alone.
     """
-    algorithm = experiment.algorithm.build()
+    settings, algorithm = experiment.settings, experiment.algorithm.build()
     is_auto = getattr(getattr(algorithm, "recluster", None), "is_auto", False)
     if not isinstance(algorithm, Branching) or is_auto:
         return False
-    return algorithm.rounds_before <= experiment.settings.rounds
+    if settings.evaluate.last_trained and algorithm.rounds_before:
+        return False
+    return algorithm.rounds_before <= settings.rounds
 
 
 class _StopAfter(Callbacks):

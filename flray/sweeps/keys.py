@@ -141,7 +141,8 @@ def branch_key(
         prefix: The `prefix_key` of the experiment.
         plain: The resolved configuration.
         algorithm: The algorithm; `spent_fields` names what only its clustering reads.
-        start: Digests of the state after the clustering, and of what else the records depend on.
+        start: Digests of the state after the clustering, and of what else the records depend on,
+            such as the stages that place clients without a cluster.
     """
     fields: Plain = plain["algorithm"]
     if algorithm.spent_fields is not None and not plain["events"]:

@@ -65,7 +65,7 @@ class StoredPipeline(Pipeline):
         """
         if isinstance(self.signature, Metadata):  # a file, whose content no configuration has
             points, memory = super().observe(fed, bank, cohort, memory)
-            self.keys[id(points)] = state_digest(points)
+            self.keys[id(points)] = digest([self.prefix, state_digest(points)])
             return points, memory
         models = [bank.digests(cohort.clients), state_digest(memory)]
         asked = [cohort.t, cohort.clients.tolist()]

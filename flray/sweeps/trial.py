@@ -31,6 +31,7 @@ from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share, nobody
 from flray.execution.nodes import wait_for_resources
 from flray.execution.ray_pool import start_pool
+from flray.measures.settings import Evaluation
 from flray.models.bank import ModelBank
 from flray.records.recorded import PART_FOLDER
 from flray.records.run_directory import RunDirectory
@@ -238,8 +239,22 @@ class Trial:
             return self._train(replace(server, algorithm=branch))
 
         alone = self.row.number if self.context.is_scheduled else None
-        start = [state_digest(branch.state), dict(branch.counts), alone]
+        # Clients without a cluster are placed later, by stages of the row's clustering.
+        is_complete = (branch.partition(branch.state) >= 0).all()
+        placing = None if is_complete else self.row.plain["algorithm"]
+        measured = self._measured(branch.clustering)
+        start = [state_digest(branch.state), dict(branch.counts), placing, measured, alone]
         self._settle(self._branch_key(branch, start), make, branch.clustering)
+
+    def _measured(self, clustering: Clustering) -> object:
+        """Digests of what the numbers of a clustering depend on, beside the state after it.
+
+        Measures that are always on look at labels, and at who is together; others at all of it.
+        """
+        if self.experiment.settings.evaluate.measures != Evaluation().measures:
+            return state_digest(clustering)
+        overlaps, has_pairs = clustering.partition.overlapping, clustering.distance is not None
+        return [has_pairs, state_digest(clustering.together) if overlaps else None]
 
     def _branch_key(self, branch: Branch, start: object) -> str:
         return branch_key(self.prefix.key, self.row.plain, branch.algorithm, start)

@@ -112,6 +112,12 @@ def test_fedrep_without_epochs_of_the_head_is_fedbabu(tiny_run) -> None:
     assert sha(fedrep) == sha(tiny_run("algorithm=fedbabu", "train.epochs=1"))
 
 
+@pytest.mark.parametrize("name", ["fedbabu", "fedrep"])
+def test_a_model_that_is_all_head_has_nothing_to_average(tiny_run, name) -> None:
+    with pytest.raises(ExperimentError, match="_layers must leave a layer"):
+        tiny_run("model={name: linear}", f"algorithm={name}")
+
+
 def test_fedrep_without_epochs_of_the_body_sends_nothing(tiny_run) -> None:
     fedrep = tiny_run("algorithm={name: fedrep, head_epochs: 1, body_epochs: 0}")
     assert fedrep.summary["bytes_up"] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.flhc import Flhc, FlhcState
-from flray.clustering.points import Partition
+from flray.clustering.points import Partition, Points
 from flray.clustering.related import Related
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
@@ -34,10 +34,11 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import TINY, Result, run_experiment, run_written_once
+from scenarios import TINY, Result, run_experiment, run_written_once, sha
 
 pytestmark = pytest.mark.slow
 
+SIGNATURE = "algorithm.clustering.signature"
 DISTANCE = "algorithm.clustering.distance"
 LINKAGE = "algorithm.clustering.partition.linkage"
 GAMMA = "algorithm.clustering.relate.gamma"
@@ -617,6 +618,73 @@ def test_rows_that_differ_in_their_cohorts_have_blocks_of_their_own(tmp_path) ->
     assert_rows_equal_naive_runs(states, tmp_path / "sweep")
     blocks = [result_of(state, tmp_path / "sweep").summary["block"] for state in states]
     assert blocks == [3, 6]
+
+
+def test_groups_that_attract_each_other_do_so_from_the_round_after_the_clustering(tmp_path) -> None:
+    """Groups start from models of their founders, which differ in the round of the clustering."""
+    algorithm = {"name": "flexcfl", "rounds_before": 1, "eta_g": 0.5}
+    varied = {"algorithm.clustering.partition.number": [2, 3]}
+    states = swept(space_of({"algorithm": algorithm, "rounds": 2}, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("rounds_before", [1, 2])
+def test_rows_judged_by_the_models_that_clients_trained_last(rounds_before, tmp_path) -> None:
+    """A clustering after round 1 or 2: what clients train there, or have before, is scored too."""
+    algorithm = {"name": "flhc", "rounds_before": rounds_before}
+    experiment = {"algorithm": algorithm, "rounds": 3, "evaluate": {"last_trained": True}}
+    states = swept(space_of(experiment, {THRESHOLD: [0.0, 1e9]}), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+
+
+def test_rows_that_place_clients_later_differ_in_how_they_place_them(tmp_path) -> None:
+    """Founders are clustered alike; the others go where another distance sends them."""
+    algorithm = {"name": "flexcfl", "founders": 3, "recluster": {"when": "once"}}
+    experiment = {"algorithm": algorithm, "rounds": 3, "seed": 2}
+    states = swept(space_of(experiment, {DISTANCE: ["cosine", "l2"]}), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    assert len({sha(result_of(state, tmp_path / "sweep")) for state in states}) == 2
+
+
+def test_rows_with_one_cluster_keep_the_numbers_of_their_own_signatures(tmp_path) -> None:
+    """Updates and weights cost the same and give one state, but correlate with labels otherwise."""
+    experiment = FLHC_1 | {"rounds": 2, "evaluate": {"similarity": True}}
+    varied = {SIGNATURE: ["update", "weights"], THRESHOLD: [1e8, 1e9]}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    assert len({state.run for state in states}) == 2
+    assert len(costs(tmp_path / "sweep", KIND)) == 1
+
+
+def test_a_row_whose_clusters_overlap_is_marked_whoever_has_its_models(tmp_path) -> None:
+    """Everybody hears everybody: rows of the relation, or one cluster of it."""
+    varied = {"algorithm.clustering.partition": ["components", "rows"]}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1}, "rounds": 2}
+    experiment["algorithm"]["clustering"] = {"relate": {"name": "threshold", "gamma": 1e9}}
+    states = swept(space_of(experiment, varied), tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
+    found = [result_of(state, tmp_path / "sweep").summary for state in states]
+    assert ["clusters_overlap" in summary for summary in found] == [False, True]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """An embedding that every other seed turns inside out."""
+
+    def __call__(self, points: Points, seed: int) -> Points:
+        values = 1 / points.values if seed % 2 else points.values
+        return Points(points.clients, values, points.owner)
+
+
+def test_an_embedding_of_metadata_is_that_of_its_own_seed(tmp_path) -> None:
+    table = tmp_path / "clients.csv"
+    table.write_text("size\n1\n2\n4\n8\n16\n32\n")
+    clustering = {"signature": {"name": "metadata", "file": str(table)}}
+    clustering |= {"embed": f"{__name__}:Turned", "partition": {"number": 2}}
+    experiment = {"algorithm": {"name": "flhc", "rounds_before": 1, "clustering": clustering}}
+    space = space_of({**experiment, "rounds": 1}, {"seed": [0, 1]})
+    states = swept(space, tmp_path / "sweep")
+    assert_rows_equal_naive_runs(states, tmp_path / "sweep")
 
 
 @pytest.mark.gpu
