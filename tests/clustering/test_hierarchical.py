@@ -173,11 +173,6 @@ def test_one_client_is_one_cluster(settings, on):
     assert found.linkage.shape == (0, 4)
 
 
-def test_more_clusters_than_clients_are_refused():
-    with pytest.raises(ValueError, match="number must be at most the number of clients, 3, got 4"):
-        Hierarchical(number=4)(related(distance=equidistant(3)))
-
-
 def test_on_relation_needs_a_relation():
     with pytest.raises(ValueError, match="got relate: none; choose threshold or kernel"):
         Hierarchical(number=2, on="relation")(related(distance=equidistant(3)))
