@@ -25,7 +25,7 @@ from flray.reports.published import find_table, load_tables
 from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
 from flray.reports.published.sheet import rank, render
-from flray.reports.published.tables import Cost, parse_table, resolved_match
+from flray.reports.published.tables import Cost, parse_table
 from flray.reports.runs import collect_runs, find_runs
 from flray.reports.sheets import numbers
 from flray.reports.writers import Format
@@ -338,13 +338,6 @@ def test_a_new_table_needs_no_python(write: Write, tmp_path: Path) -> None:
     assert places(cells) == {(0, "easy")}
     assert ours(cells, 0, "easy")["value"] == pytest.approx(99.3)
     assert ours(cells, 0, "easy", "difference")["value"] == pytest.approx(9.3)
-
-
-def test_a_null_takes_back_a_part_of_the_other_tables_section() -> None:
-    other = {"runs": {"rounds": 50, "seed": 0}, "numbers": {"acc": {"key": "accuracy_mean"}}}
-    own = {"like": "p.1", "runs": {"rounds": 20}, "numbers": None}
-    raws = {"p.1": {"match": other}, "p.2": {"match": own}}
-    assert resolved_match("p.2", raws) == {"runs": {"rounds": 20, "seed": 0}}
 
 
 def test_an_unknown_condition_is_refused_by_name() -> None:
