@@ -83,6 +83,19 @@ def require_at_least(component: object, **least: float) -> None:
             raise ValueError(f"{name} must be >= {smallest}, got {value}")
 
 
+def require_above_zero(component: object, *names: str) -> None:
+    """Refuse fields of a component that are not above 0.
+
+    >>> from types import SimpleNamespace
+    >>> require_above_zero(SimpleNamespace(lr=0.0), "lr")
+    Traceback (most recent call last):
+    ValueError: lr must be > 0, got 0.0
+    """
+    for name in names:
+        if not getattr(component, name) > 0:
+            raise ValueError(f"{name} must be > 0, got {getattr(component, name)}")
+
+
 def require_sizes(**sizes: int | Sequence[int]) -> None:
     """Refuse sizes of layers below 1, which torch takes and then fails to train.
 

@@ -38,11 +38,6 @@ def test_streams_differ_by_seed_purpose_and_place(other: tuple[int, str, int, in
     assert (one != generator(*other).integers(1 << 40, size=4)).all()
 
 
-def test_step_keys_of_a_longer_round_start_alike() -> None:
-    short, long = (step_keys(generator(0, "step", 1, 2), num) for num in (5, 9))
-    assert (short == long[:5]).all()
-
-
 @pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**32, 2**62 - 1, 2**70 + 5])
 @pytest.mark.parametrize("where", [(), (0,), (7,), (2, 2**33)])
 def test_generators_of_many_places_are_those_of_each(seed: int, where: tuple[int, ...]) -> None:

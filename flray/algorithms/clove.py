@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from flray.algorithms.algorithm import Outcome
 from flray.clustering.distances import L2
+from flray.clustering.losses import LOSS_BYTES
 from flray.clustering.pipeline import Clustering
 from flray.clustering.points import Partition, Points, by_smallest_member
 from flray.data.dataset import Ids
@@ -22,7 +23,6 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank
 from flray.values import require_at_least
 
-LOSS_BYTES = 4  # bytes of one loss
 BETTER = 1.1  # factor by which the silhouette of more clusters must beat fewer (authors' code)
 
 Losses = NDArray[np.float64]

@@ -18,7 +18,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import SUMMED, ModelBank, Params, flat_rows, num_bytes
 from flray.models.client_table import ClientTable
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class FedAmp:
     lam: float = 0.1  # Weight λ of the distance to u_k
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "sigma"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        require_above_zero(self, "alpha", "sigma")
         require_at_least(self, lam=0)
 
     def init(self, fed: Federation) -> Outcome[FedAmpState]:

@@ -23,7 +23,7 @@ from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, Params
+from flray.models.bank import ModelBank
 from flray.models.mixing import MixingRow, Relation
 
 
@@ -57,7 +57,9 @@ class FedNova(FedAvg):
             return Outcome(state, trained.metrics())
         with fed.meter.phase("mix"):
             moved = fed.aggregated([normalised_row(heard, fed)], heard.models, state.bank)
-        means = fed.mix(Relation.joint(fed.num_clients), heard, _only(fed.buffers, state.bank))
+        buffers = {name: leaf for name, leaf in state.bank.params.items() if name in fed.buffers}
+        statistics = ModelBank(buffers, state.bank.owner)
+        means = fed.mix(Relation.joint(fed.num_clients), heard, statistics)
         bank = replace(moved, params=moved.params | means.params)
         return Outcome(FedAvgState(bank), trained.metrics())
 
@@ -96,8 +98,3 @@ def require_sgd(training: Training, method: str) -> None:
             f"{method} divides an update by the steps of SGD behind it, which "
             f"train.optimizer={training.optimizer} does not take: set train.optimizer=sgd"
         )
-
-
-def _only(names: frozenset[str], bank: ModelBank) -> ModelBank:
-    params: Params = {name: leaf for name, leaf in bank.params.items() if name in names}
-    return ModelBank(params, bank.owner)

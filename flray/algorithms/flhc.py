@@ -185,7 +185,7 @@ class Flhc:
             state = replace(state, watch=self.recluster.after_first(memory, fed))
         elif len(clustering.clients) == fed.num_clients:
             return state
-        state = replace(state, joint=bank, means=_means(deltas, labels))
+        state = replace(state, joint=bank, means=deltas.means_of_clusters(labels))
         return self._place(state, fed.holdout, fed)
 
     def _clustered_again(
@@ -196,7 +196,7 @@ class Flhc:
         now = self.recluster.again(self, state, anchor, fed)
         if now is None:
             return state, ()
-        means = _means(now.points, now.labels)
+        means = now.points.means_of_clusters(now.labels)
         state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
         return state, (now.clustering,)
 
@@ -216,13 +216,6 @@ class Flhc:
             return deltas.clients, means.clients[nearest]
 
         return place(state, clients, nearest_clusters)
-
-
-def _means(points: Points, labels: Ids) -> Points:
-    """The mean of each cluster's points, under the number of the cluster; labels (M,)."""
-    placed = points.of(points.clients[labels[points.clients] >= 0])
-    clusters, position = np.unique(labels[placed.clients], return_inverse=True)
-    return Points.vectors(clusters, placed.cluster_means(position))
 
 
 def _with_pass(state: FlhcState, deltas: Points, fed: Federation) -> ModelBank:

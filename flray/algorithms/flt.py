@@ -119,7 +119,8 @@ class Flt:
         heard_now = self._stages_until(t, fed) if t < self.stages else nobody()
         asked = unplaced(state.labels, heard_now)
         clusterings: tuple[Clustering, ...] = ()
-        if self.dynamic.is_due(flags, t) or self._has_waiting_newcomers(state, t, fed):
+        has_newcomers = t >= self.stages and len(unplaced(state.labels, fed.clients)) > 0
+        if self.dynamic.is_due(flags, t) or (self.newcomers == "fcr" and has_newcomers):
             asked = fed.clients
             state, clusterings = self._form(state, t, asked, fed)  # l. 23-27
             state = replace(state, flags=Flags.none(fed.num_clients))
@@ -182,10 +183,6 @@ class Flt:
 
     def partition(self, state: FltState) -> Ids:
         return state.labels
-
-    def _has_waiting_newcomers(self, state: FltState, t: int, fed: Federation) -> bool:
-        is_waiting = len(unplaced(state.labels, fed.clients)) > 0
-        return self.newcomers == "fcr" and t >= self.stages and is_waiting
 
     def _place_present(self, state: FltState, t: int, asked: Ids, fed: Federation) -> FltState:
         """Place whoever is present without a cluster.

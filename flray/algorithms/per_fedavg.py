@@ -23,7 +23,7 @@ from flray.engines.training import LocalBatch, LossGradient
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import Params
 from flray.models.mixing import Relation
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         require_at_least(self, alpha=0)
-        if not self.delta > 0:
-            raise ValueError(f"delta must be > 0, got {self.delta}")
+        require_above_zero(self, "delta")
 
     @stacked
     def gradient(

@@ -16,7 +16,7 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.models.client_table import ClientTable
 from flray.models.mixing import Relation
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class PFedMe:
 
     def __post_init__(self) -> None:
         require_at_least(self, lam=0, inner_steps=1)
-        if not self.inner_lr > 0:
-            raise ValueError(f"inner_lr must be > 0, got {self.inner_lr}")
+        require_above_zero(self, "inner_lr")
 
     def init(self, fed: Federation) -> Outcome[PFedMeState]:
         table = ClientTable.empty(fed.initial, fed.num_clients)

@@ -66,18 +66,16 @@ class Regrouping:
         return parts
 
     def _merged(self) -> Ids:
-        placed = self.points.of(self.points.clients[self._mine >= 0])
-        clusters, position = np.unique(self.old[placed.clients], return_inverse=True)
-        means = Points.vectors(clusters, placed.cluster_means(position))
-        found = self.pipeline.decide(means, self.fed, self.fed.t)
-        number = dict(zip(clusters.tolist(), found.labels.tolist(), strict=True))
+        means = self.points.means_of_clusters(self.old)
+        joined = self.pipeline.decide(means, self.fed, self.fed.t)
+        number = dict(zip(means.clients.tolist(), joined.labels.tolist(), strict=True))
         return np.array([number.get(int(c), -1) for c in self._mine])
 
     def _moved(self) -> Ids:
-        is_mover = self._mine >= 0
+        is_mover = stays = self._mine >= 0
         if self.movers is not None:
-            is_mover &= np.isin(self.points.clients, self.movers)
-        stays = (self._mine >= 0) & ~is_mover if self.movers is not None else self._mine >= 0
+            has_changed = np.isin(self.points.clients, self.movers)
+            is_mover, stays = is_mover & has_changed, stays & ~has_changed
         if not stays.any() or not is_mover.any():
             return self._mine
         known = self.points.of(self.points.clients[stays])

@@ -38,7 +38,7 @@ from flray.imports import class_of, path_of
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
-from flray.values import FROM_IMAGES, Seed, require_at_least
+from flray.values import FROM_IMAGES, Seed, require_above_zero, require_at_least
 
 WHERE = "algorithm.clustering.signature.encoder"  # where experiments have an encoder
 _JPEG = "dataset.files=cifar100_jpeg"
@@ -97,8 +97,7 @@ class Encoder:
 
     def __post_init__(self) -> None:
         require_at_least(self, epochs=1, batch_size=1, halve_every=0, seed=0)
-        if not self.lr > 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
+        require_above_zero(self, "lr")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must be in [0, 1), got {self.validation}")
         target = class_of(self.model)

@@ -7,7 +7,7 @@ import numpy as np
 
 from flray.clustering.points import Partition, by_smallest_member
 from flray.clustering.related import Related
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         require_at_least(self, nearest=1)
-        if not self.resolution > 0:
-            raise ValueError(f"resolution must be > 0, got {self.resolution}")
+        require_above_zero(self, "resolution")
 
     def __call__(self, related: Related) -> Partition:
         points, metric = related.points, getattr(related.measure, "metric", None)

@@ -105,6 +105,12 @@ class Points:
         of_cluster[labels, np.arange(len(labels))] = shares
         return torch.from_numpy(of_cluster).to(means) @ means
 
+    def means_of_clusters(self, labels: Ids) -> "Points":
+        """The mean of each cluster, under its number, by labels (M,) of all clients; -1: none."""
+        placed = self.of(self.clients[labels[self.clients] >= 0])
+        clusters, position = np.unique(labels[placed.clients], return_inverse=True)
+        return Points.vectors(clusters, placed.cluster_means(position))
+
     def of(self, clients: Ids) -> "Points":
         """The points of these clients; clients without points are ignored."""
         is_kept = np.isin(self.clients, clients)

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from flray.clustering.points import Matrix
-from flray.values import Unbounded
+from flray.values import Unbounded, require_above_zero
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,7 @@ class Threshold:
     gamma: Unbounded = 1.0  # Threshold γ: clients nearer than this are related; .inf: everybody is
 
     def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            raise ValueError(f"gamma must be > 0, got {self.gamma}")
+        require_above_zero(self, "gamma")
 
     def __call__(self, distance: Matrix) -> Matrix:
         """R of 0 and 1.

@@ -37,12 +37,6 @@ def check_literals(options: object) -> None:
                 raise ValueError(f"unknown {field} {choice!r}; known: {', '.join(choices)}")
 
 
-def check_positive(field: str, value: float) -> None:
-    """Refuse a number that is not above 0."""
-    if not value > 0:
-        raise ValueError(f"{field} must be > 0, got {value}")
-
-
 def check_share(field: str, value: float) -> None:
     """Refuse a number that is not in [0, 1)."""
     if not 0 <= value < 1:

@@ -170,9 +170,8 @@ class RayPool:
                 if ended:
                     self.patience.learn(kind, monotonic() - handed.since)
                     self.on_answer()
-            if self.shares_gpu and any(
-                _is_of_host(outputs[handed.job]) for handed in finished.values()
-            ):
+            new = (outputs[handed.job] for handed in finished.values())
+            if self.shares_gpu and any(isinstance(o, Failed) and o.of_host for o in new):
                 waiting.extendleft(handed.job for handed in running.values())
                 running.clear()
                 self._replace_all()
@@ -281,7 +280,3 @@ def _not_started(error: RayError, num_ready: int, plan: ActorPlan) -> Exception:
 def is_host_lost(error: RayError) -> bool:
     """True if the process of an actor died, or cannot use its GPU any more."""
     return isinstance(error, RayActorError) or is_gpu_fault(error)
-
-
-def _is_of_host(output: Any) -> bool:
-    return isinstance(output, Failed) and output.of_host

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from flray.algorithms.algorithm import Places
 from flray.columns import ROBUSTNESS, ROBUSTNESS_CLIENTS, ROBUSTNESS_SE, Column
-from flray.data.checks import check_positive
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
@@ -24,7 +23,7 @@ from flray.errors import ExperimentError
 from flray.execution.federation import Meter
 from flray.measures.measure import ClusteringContext, Measure, Numbers, RunData
 from flray.randomness import generator
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 _column = partial(
     Column,
@@ -57,7 +56,7 @@ class Robustness(Measure):
 
     def __post_init__(self) -> None:
         require_at_least(self, draws=1, least=1, noise=0)
-        check_positive("smallest", self.smallest)
+        require_above_zero(self, "smallest")
         if self.largest < self.smallest:
             raise ValueError(
                 f"largest must be at least smallest ({self.smallest}), got {self.largest}"

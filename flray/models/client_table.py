@@ -111,7 +111,7 @@ class ClientTable:
 
         A block loses rows as its clients get new ones, so a row is rewritten about once.
         """
-        sizes = {name: _num_rows(block) for name, block in self.blocks.items()}
+        sizes = {name: len(next(iter(block.values()))) for name, block in self.blocks.items()}
         clients = self.clients
         if sum(sizes.values()) <= MOST_STORED * len(clients):
             return self
@@ -119,7 +119,3 @@ class ClientTable:
         sparse = [n for n, count in zip(numbers, used, strict=True) if 2 * count < sizes[str(n)]]
         moving = clients[np.isin(self.block_of[clients], sparse)]
         return self.updated(moving, self.of_clients(moving))
-
-
-def _num_rows(block: Params) -> int:
-    return len(next(iter(block.values())))

@@ -18,6 +18,7 @@ from flray.data.dataset import Ids
 from flray.models.bank import ModelBank, Params, rows_of
 from flray.models.fixed_point import Terms, WeightArray, exponents_for, largest_values
 from flray.models.server_optimizers import OPTIMIZERS, NoOptimizer
+from flray.values import require_above_zero
 
 Unheard = Literal["ignore", "stale"]
 
@@ -43,8 +44,7 @@ class Aggregation:
     optimizer: Annotated[Any, "optimizer", OPTIMIZERS] = field(default_factory=NoOptimizer)
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr must be > 0, got {self.server_lr}")
+        require_above_zero(self, "server_lr")
 
     @property
     def has_optimizer(self) -> bool:

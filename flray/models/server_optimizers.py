@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flray.models.bank import ModelBank, Params, rows_of
+from flray.values import require_above_zero
 
 Moments = dict[str, Tensor]  # of one leaf, by letter, each (U, ...)
 
@@ -71,8 +72,7 @@ class FedAdam:
     def __post_init__(self) -> None:
         _require_share("beta1", self.beta1)
         _require_share("beta2", self.beta2)
-        if not self.tau > 0:
-            raise ValueError(f"tau must be > 0, got {self.tau}")
+        require_above_zero(self, "tau")
 
     def start(self, w: Tensor) -> Moments:
         """The moments before the first step of models w."""

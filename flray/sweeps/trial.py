@@ -376,12 +376,6 @@ class Trial:
         # Many runs with a model for each cluster fill a disk; config.yaml gives these bits again.
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
-    def _run_rounds(self, server: Server) -> None:
-        self.fed.meter.read_and_reset()
-        server = replace(server, write_every_s=WRITE_EVERY_S)
-        if not replace(server, on_round=self.on_round, should_stop=self.cache.is_over).run():
-            raise OutOfTime
-
     def _train_groups(self, branch: Branch, groups: Groups) -> None:
         """Train the groups that no other row trains, wait for the others, join the records."""
 
@@ -417,11 +411,14 @@ class Trial:
         if directory.summary() is None:  # else it was killed before it was moved
             clients = np.sort(np.concatenate([nobody(), *groups.values()]))
             share = Share(clients, after=n)
-            server = assemble(
-                self.experiment, self.parts, replace(self.fed, share=share), directory
-            )
+            fed = replace(self.fed, share=share)
+            fed.meter.read_and_reset()
+            server = assemble(self.experiment, self.parts, fed, directory)
             recorder = GroupRecorder(share, directory, self.cache, groups)
-            self._run_rounds(replace(server, algorithm=branch, callbacks=recorder))
+            server = replace(server, algorithm=branch, callbacks=recorder, on_round=self.on_round)
+            server = replace(server, write_every_s=WRITE_EVERY_S, should_stop=self.cache.is_over)
+            if not server.run():
+                raise OutOfTime
         return directory
 
 

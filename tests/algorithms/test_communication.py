@@ -57,12 +57,6 @@ def test_fedsem_moves_what_its_table_says(tiny_run) -> None:
     assert moved(result, "model") == FLOAT * 2 * RHO * M * W_LOCAL * T
 
 
-def test_ifca_moves_what_its_table_says(tiny_run) -> None:
-    """FLT, Table VI: ρ M W_local T (C + 1)"""
-    result = tiny_run("algorithm={name: ifca, number: 3}")
-    assert moved(result, "model") == FLOAT * RHO * M * W_LOCAL * T * (3 + 1)
-
-
 LENET5, LENET5_LAST_TWO = 62_006, 11_014  # parameters, of three channels; its last two layers
 FLIS = {
     "FedAvg": ("fedavg", LENET5),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flray.algorithms.change import Dynamic, Flags, part_of
+from flray.algorithms.change import Dynamic, Flags
 from flray.algorithms.flt import Flt
 from flray.errors import ExperimentError
 from flray.measures.scores import partition_scores
@@ -88,12 +88,6 @@ class TestStages:
         assert result.rounds["cohort_size"].tolist() == [2, 4, 6, 6]
         found = read_clusterings(result.path)
         assert {t: len(c.clients) for t, c in found.items()} == {0: 2, 1: 4, 2: 6}
-
-    def test_parts_are_disjoint_and_complete(self) -> None:
-        clients = np.array([2, 3, 5, 7, 11])
-        parts = [part_of(clients, k, 3, np.random.default_rng(4)) for k in range(3)]
-        assert sorted(np.concatenate(parts).tolist()) == clients.tolist()
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
     @pytest.mark.parametrize("leaving", [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4]])
     def test_a_stage_without_clients_is_skipped(self, tiny_run, leaving) -> None:

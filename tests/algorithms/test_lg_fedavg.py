@@ -51,11 +51,6 @@ def test_sharing_no_layer_is_local(tiny_run, known_run) -> None:
     assert none.summary["bytes_up"] == none.summary["bytes_down"] == 0
 
 
-def test_sharing_some_layers_is_neither(tiny_run, known_run) -> None:
-    others = {sha(known_run()), sha(known_run("algorithm=local"))}
-    assert sha(tiny_run(LG)) not in others
-
-
 def test_the_last_two_layers_of_lenet5_are_its_last_two_linear_layers() -> None:
     """FLIS, Table III: 120*84 + 84 and 84*10 + 10 of 62,006 parameters."""
     params = params_of(LeNet5((3, 32, 32), 10))

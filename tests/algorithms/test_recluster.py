@@ -113,15 +113,6 @@ class TestEvery:
         ]
         assert [t for t, is_due in enumerate(due, start=2) if is_due] == [3, 5, 7]
 
-    @pytest.mark.long  # TestAuto resumes too
-    def test_resumes_to_the_same_bits(self, tiny_run, tmp_path) -> None:
-        often = [FLHC % ", recluster: {when: every, every: 2}", *DIGITS, DRIFT, "rounds=7"]
-        whole, seen = tiny_run(*often), []
-        out = tmp_path / "stopped"
-        tiny_run(*often, out=out, on_round=seen.append, should_stop=lambda: len(seen) >= 5)
-        assert sha(tiny_run(*often, out=out, resume=True)) == sha(whole)
-        assert aris(whole)[-1] == 1
-
 
 class TestAuto:
     AUTO = ", recluster: {when: auto%s}"

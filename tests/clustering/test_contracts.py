@@ -45,7 +45,6 @@ SIGNATURE_FIELDS = {
     "metadata": {"file": str(Path(__file__).with_name("clients.csv"))},
     "pca_centres": {"components": 4, "k": 2},
 }
-NEEDS_RELATION = ("components", "rows")
 
 
 def make(kind: str, name: str):
@@ -138,13 +137,6 @@ def test_a_partition_covers_everybody_in_order(name) -> None:
 def test_three_far_groups_are_found(name) -> None:
     labels = make("partition", name)(related(vectors())).labels
     assert (labels == np.repeat(np.arange(3), 4)).all()
-
-
-@pytest.mark.parametrize("name", NEEDS_RELATION)
-def test_a_missing_relation_is_named(name) -> None:
-    nothing = dataclasses.replace(related(vectors()), relation=None)
-    with pytest.raises(ValueError, match="relat"):
-        make("partition", name)(nothing)
 
 
 @pytest.mark.parametrize("name", PARTITIONS)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 
+from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.partitions import Components, Hdbscan, KMeans, LabelCounts, Random, Rows
 from flray.clustering.points import Points, by_smallest_member
 from flray.clustering.related import Related
@@ -66,19 +67,10 @@ def test_rows_are_the_clients_with_the_same_neighbours(relation):
     assert labels.tolist() == by_smallest_member(labels).tolist()
 
 
-def test_a_chain_is_as_many_rows_as_clients():
-    assert Rows()(relating([[1, 1, 0], [1, 1, 1], [0, 1, 1]])).labels.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(("partition", "who"), [(Components(), "components"), (Rows(), "rows")])
 def test_a_relation_is_asked_for_where_there_is_none(partition, who):
     with pytest.raises(ValueError, match=f"{who} needs a relation .* got relate: none"):
         partition(related(np.zeros((3, 1))))
-
-
-def test_kmeans_finds_well_separated_clusters():
-    values, planted = blobs()
-    assert KMeans(3)(related(values)).labels.tolist() == planted.tolist()
 
 
 def test_kmeans_is_seeded_by_the_run_alone():
@@ -140,20 +132,7 @@ def test_label_counts_groups_clients_by_the_set_of_their_labels():
     assert LabelCounts()(those).labels.tolist() == [0, 1, 0, 2, 1, 3]
 
 
-@pytest.mark.parametrize(
-    "partition", [Components(), Rows(), KMeans(3), Hdbscan(), Random(3), LabelCounts()]
-)
-def test_labels_are_numbered_by_the_smallest_member(partition):
-    values, planted = blobs((6, 6, 6))
-    relation = np.equal.outer(planted, planted).astype(float)
-    found = partition(related(values, relation, label_counts=lambda: np.eye(3)[planted]))
-    assert found.labels.dtype == np.int64
-    assert found.labels.max() == 2
-    assert found.labels.tolist() == by_smallest_member(found.labels).tolist()
-    assert found.linkage is None
-
-
-@pytest.mark.parametrize("partition", [KMeans(4), Random(4)])
+@pytest.mark.parametrize("partition", [Hierarchical(number=4), KMeans(4), Random(4)])
 def test_more_clusters_than_clients_are_refused(partition):
     with pytest.raises(ValueError, match="number must be at most the number of clients, 3, got 4"):
         partition(related(np.arange(3)[:, None]))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from flray.clustering.relations import Kernel, NoRelation, Threshold
+from flray.clustering.relations import Kernel, Threshold
 
 D = np.array([[0.0, 1.0, 4.0], [1.0, 0.0, 2.0], [4.0, 2.0, 0.0]])
 
@@ -14,17 +14,6 @@ def test_neighbours_are_strictly_nearer_than_gamma():
 def test_everybody_is_nearer_than_infinity_and_nobody_nearer_than_next_to_nothing():
     assert Threshold(np.inf)(D).tolist() == np.ones((3, 3)).tolist()
     assert Threshold(1e-300)(D).tolist() == np.eye(3).tolist()
-
-
-@pytest.mark.parametrize("relate", [Threshold(1.5), Kernel(), Kernel(1.0, cutoff=0.5)])
-def test_a_relation_is_a_new_symmetric_matrix_with_ones_on_the_diagonal(relate):
-    before = D.copy()
-    R = relate(D)
-    assert np.array_equal(D, before)
-    assert R.dtype == np.float64
-    assert np.array_equal(R, R.T)
-    assert np.all(R.diagonal() == 1)
-    assert 0 < R[0, 1] + R[1, 2] < 2
 
 
 def test_kernel_strengths_by_hand():
@@ -57,10 +46,6 @@ def test_the_kernel_of_coinciding_clients_is_its_limit():
 def test_a_kernel_far_too_narrow_is_the_identity_without_a_warning(recwarn):
     assert Kernel(1e-200)(D).tolist() == np.eye(3).tolist()
     assert len(recwarn) == 0
-
-
-def test_no_relation_is_none():
-    assert NoRelation()(D) is None
 
 
 @pytest.mark.parametrize(

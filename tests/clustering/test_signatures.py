@@ -223,13 +223,6 @@ class TestSvdDirections:
         assert (few < bound - 1e-3).any()
         np.testing.assert_allclose(all_of_them, bound, atol=1e-12)
 
-    def test_do_not_depend_on_a_common_length(self) -> None:
-        points = _vectors()
-        longer = Points.vectors(points.clients, 20 * points.values)
-        np.testing.assert_allclose(
-            SvdDirections(2)(points, 0).array(), SvdDirections(2)(longer, 0).array(), atol=1e-12
-        )
-
     def test_without_unit_are_not_centred_coordinates(self) -> None:
         """A vector added to all points changes them, but not the principal components."""
         points = _vectors()

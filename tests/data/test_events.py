@@ -132,13 +132,6 @@ def test_exchange_passes_all_parts_to_the_next_with_the_group() -> None:
     assert timeline.at(2).groups.tolist() == [0, 1, 0]
 
 
-def test_three_exchanges_of_three_are_none() -> None:
-    events = [Event(t, "exchange", (0, 1, 2)) for t in (2, 2, 5)]
-    timeline = make_timeline(BY_HAND, events)
-    assert everything(timeline.at(2)) != everything(BY_HAND)
-    assert timeline.at(5).digest() == BY_HAND.digest()
-
-
 def test_relabel_swaps_the_labels_of_all_parts() -> None:
     timeline = make_timeline(BY_HAND, [Event(2, "relabel", (0, 2), ((0, 2),))])
     assert everything(timeline.at(1)) == everything(BY_HAND)

@@ -204,22 +204,18 @@ def test_a_file_that_mostly_holds_an_old_bank_does_not_stay_for_a_few_rows(tmp_p
     assert len(names(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest"])
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, damage, caplog):
     store = store_at(tmp_path)
     tables = [torch.full((4, 8), 1.0), replace_rows(torch.full((4, 8), 1.0), [2], 2.0)]
     for t, table in enumerate(tables):
         store.save(t, {"table": table}, {"t": t})
-    data, text = tmp_path / "round_000001.safetensors", tmp_path / "round_000001.json"
+    data = tmp_path / "round_000001.safetensors"
     content = data.read_bytes()
     if damage == "missing":
         data.unlink()
-    elif damage == "truncated":
-        data.write_bytes(content[:-1])
-    elif damage == "flipped":
-        data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
-        text.write_text(text.read_text()[:40])
+        data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     store = store_at(tmp_path)
     loaded = store.load_latest()
     assert (loaded.round, loaded.extra) == (0, {"t": 0})

@@ -248,15 +248,6 @@ def test_failed_clients_are_named_below_the_table() -> None:
     assert note == "b: clients failed and were left out 4 times (on_client_failure: drop)."
 
 
-def test_the_table_fits_a_hundred_columns() -> None:
-    numbers = {"validation_accuracy_mean": 0.5, "bytes_up": 123_456_789, "bytes_down": 123_456_789}
-    runs = [compared(seed, **numbers, seconds=123.4) for seed in range(3)]
-    text = shown(comparison_sheet({"fedavg": runs, "flhc": runs}))
-    table = text[: text.index("± is the")].splitlines()
-    assert len(table) > 3
-    assert max(len(line.rstrip()) for line in table) <= 100
-
-
 def test_ratios_of_tuned_accuracy_need_the_same_fine_tuning() -> None:
     def tuned(accuracy: float, epochs: int, after: int | None = None) -> RunRecord:
         found = run(0, [accuracy], after, evaluate={"on": "local", "fine_tune": {"epochs": epochs}})

@@ -172,10 +172,6 @@ class TestClusterings:
 
 
 class TestOrders:
-    def test_without_a_tree_clients_follow_their_clusters(self):
-        assert leaf_order(bare()).tolist() == [0, 2, 4, 1, 3]
-        assert cluster_order(bare()).tolist() == [0, 2, 4, 1, 3]
-
     def test_clusters_cut_from_a_tree_lie_together(self):
         points = np.random.default_rng(0).normal(size=(30, 3))
         tree = linkage(points, "complete")
@@ -260,15 +256,6 @@ class TestGeometry:
 
 
 class TestColours:
-    @pytest.mark.parametrize("count", [0, 1, 8, 9, 20, 21, 300])
-    def test_categories_have_different_colours(self, count):
-        assert len(set(palette(count))) == len(palette(count)) == count
-
-    def test_a_perfect_partition_has_the_colours_of_its_groups(self):
-        clusters, planted = matched_colours(LABELS, GROUPS)
-        assert clusters == {0: planted[7], 1: planted[3]}
-        assert clusters[0] != clusters[1]
-
     def test_clusters_without_a_group_of_their_own_differ_from_all(self):
         clusters, planted = matched_colours(np.array([0, 1, 2, 3]), np.array([5, 5, 6, 6]))
         assert len(set(clusters.values())) == 4
@@ -659,10 +646,6 @@ class TestFiles:
         path = write_run(tmp_path / "a", [1])
         with pytest.raises(ValueError, match=r"'a/b', 'a b'.* would have one name"):
             write_figures(read(**{"a/b": path, "a b": path}), tmp_path / "out")
-
-    def test_a_folder_without_a_run_is_refused(self, tmp_path):
-        with pytest.raises(ExperimentError, match="holds no run"):
-            write_figures(read(a=tmp_path), tmp_path / "out")
 
     def test_global_state_is_left_alone(self, tmp_path, monkeypatch):
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)

@@ -60,10 +60,6 @@ class TestSheets:
         assert cell["error"] == pytest.approx(np.sqrt(0.125))
         assert "standard deviation over seeds" in sheet.notes[-1]
 
-    def test_experiments_without_label_groups_have_their_other_measures(self) -> None:
-        sheet = experiments_sheet({"repa": [record([], {"uniformity": 0.5})]})
-        assert list(sheet.cells.index) == [("repa", "uniformity", "ours")]
-
     def test_nothing_measured_is_no_table(self) -> None:
         assert experiments_sheet({"fedavg": [record([], {"clusters": 1})]}) is None
         assert run_sheet(record([{"round": 1}], {}), [1]) is None

@@ -159,23 +159,6 @@ def test_every_cost_is_resolved_or_explained() -> None:
     assert TABLES["flis.3"].cost.steps is None
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("flhc.4", "flhc.4"),
-        ("flhc.IV", "flhc.4"),
-        ("FLHC.iv", "flhc.4"),
-        ("flt.1", "flt.1"),
-        ("flt_workshop.2", "flt_workshop.2"),
-        ("flt_workshop.II", "flt_workshop.2"),
-        ("flis.3", "flis.3"),
-        ("repa.1", "repa.1"),
-    ],
-)
-def test_names_may_be_roman_and_capital(name: str, key: str) -> None:
-    assert find_table(name).key == key
-
-
 @pytest.mark.parametrize("name", ["flch.4", "flhc.7", "flhc", "", "repa.figures"])
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(ExperimentError, match=r"unknown table .*known: flhc\.1, .*repa\.1"):

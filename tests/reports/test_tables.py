@@ -25,7 +25,7 @@ from flray.reports.published import find_table, load_tables
 from flray.reports.published.filling import fill
 from flray.reports.published.matching import holds
 from flray.reports.published.sheet import rank, render
-from flray.reports.published.tables import Cost, parse_table, resolved_match
+from flray.reports.published.tables import Cost, parse_table
 from flray.reports.runs import collect_runs, find_runs
 from flray.reports.sheets import numbers
 from flray.reports.writers import Format
@@ -338,13 +338,6 @@ def test_a_new_table_needs_no_python(write: Write, tmp_path: Path) -> None:
     assert places(cells) == {(0, "easy")}
     assert ours(cells, 0, "easy")["value"] == pytest.approx(99.3)
     assert ours(cells, 0, "easy", "difference")["value"] == pytest.approx(9.3)
-
-
-def test_a_null_takes_back_a_part_of_the_other_tables_section() -> None:
-    other = {"runs": {"rounds": 50, "seed": 0}, "numbers": {"acc": {"key": "accuracy_mean"}}}
-    own = {"like": "p.1", "runs": {"rounds": 20}, "numbers": None}
-    raws = {"p.1": {"match": other}, "p.2": {"match": own}}
-    assert resolved_match("p.2", raws) == {"runs": {"rounds": 20, "seed": 0}}
 
 
 def test_an_unknown_condition_is_refused_by_name() -> None:
@@ -860,6 +853,13 @@ def text_of(form: Format, key: str, tmp_path: Path) -> str:
     return str(render(find_table(key), filled(key, tmp_path), form))
 
 
+def shown(key: str, folder: Path, form: Format = "rich", width: int = 120) -> str:
+    """What the command prints of a table."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_table(key, folder, form, console)
+    return console.export_text()
+
+
 @pytest.mark.usefixtures("swept")
 def test_csv_has_a_line_a_cell_with_the_runs_behind_it(tmp_path: Path) -> None:
     lines = list(csv.DictReader(io.StringIO(text_of("csv", "flhc.4", tmp_path))))
@@ -928,9 +928,7 @@ def test_latex_has_balanced_columns(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("swept")
 def test_the_terminal_shows_ours_above_the_papers(tmp_path: Path) -> None:
-    console = Console(width=120, record=True, file=io.StringIO())
-    show_table("flhc.IV", tmp_path / "runs", "rich", console)
-    text = console.export_text()
+    text = shown("flhc.IV", tmp_path / "runs")
     for words in ("97.1†±0.1 (1.1x) [1]", "paper 99.3 (1.0x)", "diff. -2.2", "test 98.1†±0.1"):
         assert words in text
     table = text[: text.index("cells are filled")].splitlines()
@@ -941,31 +939,25 @@ def test_the_terminal_shows_ours_above_the_papers(tmp_path: Path) -> None:
 def test_a_table_without_a_filled_cell_says_which_conditions_are_not_met(
     write: Write, tmp_path: Path
 ) -> None:
-    def shown() -> str:
-        console = Console(width=120, record=True, file=io.StringIO())
-        show_table("flhc.1", tmp_path / "runs", "rich", console)
-        return console.export_text()
-
-    assert "no cell is filled: 0 finished runs below" in shown()
-    assert "flray sweep flhc_table1 runs what fills it" in shown()
+    runs = tmp_path / "runs"
+    assert "no cell is filled: 0 finished runs below" in shown("flhc.1", runs)
+    assert "flray sweep flhc_table1 runs what fills it" in shown("flhc.1", runs)
     config = override(dict(FLHC), ["algorithm.clustering.partition.linkage=ward"])
     config = override(config, ["algorithm.clustering.distance.name=l2"])
     near = write("near", config, ["participation=0.3", "dataset.name=digits"])
     write("far", config, ["participation=0.3", "dataset.name=digits", "train.lr=9.0", "rounds=2"])
-    text = shown()
+    text = shown("flhc.1", runs)
     assert f"nearest is {near} for " in text
     assert "dataset.name is digits, expected mnist; " in text
     assert "participation is 0.3, expected 0.1" in text
     write("good", config, ["participation=0.2"])
-    assert "no cell is filled" not in shown()
+    assert "no cell is filled" not in shown("flhc.1", runs)
 
 
 def test_a_run_that_lacks_the_number_of_a_cell_is_told_so(write: Write, tmp_path: Path) -> None:
     plain = read_yaml(EXPERIMENTS / "flis" / "cifar10_dc.yaml")
     write("a", parse_experiment(plain).plain, [])
-    console = Console(width=120, record=True, file=io.StringIO())
-    show_table("flis.1", tmp_path / "runs", "rich", console)
-    assert "tuned_accuracy_mean is not recorded" in console.export_text()
+    assert "tuned_accuracy_mean is not recorded" in shown("flis.1", tmp_path / "runs")
 
 
 @pytest.mark.usefixtures("compared")
@@ -979,9 +971,7 @@ def test_ranks_are_written_below_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["rich", "md", "latex", "csv"])
 def test_every_table_is_written_without_any_run(form: Format, tmp_path: Path) -> None:
     for key, table in load_tables().items():
-        console = Console(width=200, record=True, file=io.StringIO())
-        show_table(key, tmp_path, form, console)
-        text = console.export_text()
+        text = shown(key, tmp_path, form, width=200)
         assert table.rows[-1].labels[0].replace("_", " ") in text.replace("_", " ")
         if form == "rich":
             assert "0 finished runs below" in text

@@ -213,31 +213,6 @@ def test_rounds_are_readable_while_a_run_goes_on(tiny_run, tmp_path: Path) -> No
     assert recorded[-1] >= 3
 
 
-def test_what_is_written_late_ends_the_run_when_it_fails(
-    tiny_run, known_run, monkeypatch, tmp_path
-) -> None:
-    """The disk is full after round 1: the run ends before its last round and can go on.
-
-    Round 2 may share its checkpoint with round 3, which has one of its own in a run of four.
-    """
-    write = CheckpointStore.write
-
-    def full(self, snapshot):
-        if snapshot.round > 1:
-            raise ExperimentError("no room for a checkpoint")
-        write(self, snapshot)
-
-    monkeypatch.setattr(CheckpointStore, "write", full)
-    seen = []
-    with pytest.raises(ExperimentError, match="no room for a checkpoint"):
-        tiny_run(out=tmp_path / "full", on_round=lambda row: seen.append(row["round"]))
-    assert seen in ([1, 2], [1, 2, 3])
-    monkeypatch.setattr(CheckpointStore, "write", write)
-    done = tiny_run(out=tmp_path / "full", resume=True)
-    assert done.summary["params_sha256"] == known_run().summary["params_sha256"]
-    assert done.rounds["round"].tolist() == [1, 2, 3, 4]
-
-
 def test_a_round_is_written_while_the_next_one_trains(tiny_run, monkeypatch) -> None:
     """Round 1 cannot be written before round 2 was computed."""
     computed, write = threading.Event(), CheckpointStore.write

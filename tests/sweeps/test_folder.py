@@ -92,13 +92,6 @@ def test_a_configuration_with_a_failed_seed_wins_only_where_none_is_complete() -
     assert best_of(*seeds_of({0.1: [None, None]}), Options()) is None
 
 
-def test_equal_configurations_are_told_apart_by_loss_then_by_clusters() -> None:
-    rows, summaries = seeds_of({0.1: [0.9], 0.2: [0.9], 0.3: [0.9]})
-    for number, (loss, clusters) in enumerate([(0.5, 2), (0.4, 12), (0.4, 8)]):
-        summaries[number] |= {"validation_loss_mean": loss, "clusters": clusters}
-    assert best_of(rows, summaries, Options())["sets"] == {"train.lr": 0.3}
-
-
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_the_best_of_a_sweep_is_the_first_of_its_table_and_page(tmp_path, mode) -> None:
     """Ten sweeps with ties; what failed is drawn too: of some, of every configuration, of all."""

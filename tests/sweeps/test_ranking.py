@@ -29,11 +29,6 @@ def test_a_loss_that_is_not_known_or_differs_by_rounding_decides_nothing() -> No
     assert ranks(tied, "x", COMPLETE, True).tolist() == [4, 1, 1, 3]
 
 
-def test_incomplete_configurations_rank_last_whatever_their_loss() -> None:
-    tied = frame(x=[0.8, 0.8, 0.8, 0.8], **{LOSS: [0.1, 0.2, 0.3, 0.4]})
-    assert ranks(tied, "x", pd.Series([1, 0, 0, 0]), True).tolist() == [4, 1, 2, 3]
-
-
 @pytest.mark.parametrize(("error", "expected"), [(0.0, 0), (0.01, 1), (0.02, 2), (0.5, 3)])
 def test_the_simplest_has_the_fewest_clusters_within_one_standard_error(error, expected) -> None:
     found = frame(x=[0.90, 0.89, 0.88, 0.70], clusters=[8, 6, 4, 1])

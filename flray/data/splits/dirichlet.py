@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flray.data.checks import check_positive
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import gather_pieces, images_by_label, images_to_deal
 from flray.data.parts import Deal
 from flray.data.splits.options import SplitOptions, TestRule
 from flray.errors import ExperimentError
 from flray.randomness import generator
-from flray.values import require_at_least
+from flray.values import require_above_zero, require_at_least
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Dirichlet(SplitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("alpha", self.alpha)
+        require_above_zero(self, "alpha")
         require_at_least(self, min_samples=1, max_tries=1)
 
     def deal(self, dataset: Dataset, seed: int) -> Deal:
