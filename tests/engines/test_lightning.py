@@ -290,6 +290,7 @@ def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path
     assert (rounds["logged_largest"] < rounds["logged_largest_so_far"]).all()
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # evaluated without a Trainer
 @pytest.mark.parametrize("engine", ["loop", "lightning"])
 def test_a_step_without_an_index_and_a_forward_that_logs_run(engine, tmp_path) -> None:
     class Logging(Scheduled):
