@@ -3,6 +3,7 @@
 Everything else that happens in a run is called from here, or wraps it (`flray.runs`).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -275,7 +276,7 @@ class Server:
 
 
 def packages_of(component: object) -> set[str]:
-    """The packages of the classes that an algorithm and its stages are made of.
+    """The packages of the classes that an algorithm and its stages are made of, and inherit from.
 
     A checkpoint may contain objects of these packages and no others.
 
@@ -283,8 +284,8 @@ def packages_of(component: object) -> set[str]:
     >>> packages_of(FedAvg())
     {'flray'}
     """
-    package = type(component).__module__.partition(".")[0]
-    packages = set() if package == "builtins" else {package}
+    packages = {base.__module__.partition(".")[0] for base in type(component).__mro__}
+    packages -= sys.stdlib_module_names
     if is_dataclass(component):
         for attribute in fields(component):
             packages |= packages_of(getattr(component, attribute.name))
