@@ -29,6 +29,12 @@ from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter, Write
 from flray.server.clusterings import clustering_row, record_clusterings
 from flray.server.evaluation import RoundRow, evaluate, evaluation_row, score_clients
+from flray.server.returned import (
+    require_bank,
+    require_cohort,
+    require_outcome,
+    require_partition,
+)
 from flray.server.summary import summarise_run
 
 
@@ -141,6 +147,7 @@ class Server:
         process may compute.
         """
         outcome = self.algorithm.init(self.fed)
+        require_outcome(outcome, self._name("init"))
         self.directory.truncate(0)
         row = outcome.metrics | self._record_clusterings(0, outcome)
         if self.evaluation.last_trained:
@@ -204,7 +211,9 @@ class Server:
             last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
             fed = replace(fed, on_trained=last.add)
         cohort = self.algorithm.cohort(before, t, fed)
+        require_cohort(cohort, self._name("cohort"))
         outcome = self.algorithm.round(before, cohort, fed)
+        require_outcome(outcome, self._name("round"))
         if last is not None and len(clients := last.models.clients):
             writes.append(self._score_trained(t, last.models.bank(clients), clients))
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
@@ -238,6 +247,7 @@ class Server:
             for part, client_scores in scores.items()
         ]
         partition = self.algorithm.partition(state)
+        require_partition(partition, fed.num_clients, self._name("partition"))
         return evaluation_row(scores, partition, split, self.evaluation.target, size), writes
 
     def _record_clusterings(self, t: int, outcome: Outcome[Any]) -> RoundRow:
@@ -267,7 +277,13 @@ class Server:
         """
         fed = self._during(t)[1]
         asked = np.arange(fed.num_clients) if clients is None else clients
-        return self.algorithm.deploy(state, asked, fed)
+        bank = self.algorithm.deploy(state, asked, fed)
+        require_bank(bank, self._name("deploy"))
+        return bank
+
+    def _name(self, method: str) -> str:
+        """A method of the algorithm, for messages."""
+        return f"{type(self.algorithm).__name__}.{method}"
 
     def _during(self, t: int) -> tuple[Split, Federation]:
         """Split and federation of round t; of round 1 for t = 0, before the first round."""
