@@ -208,6 +208,13 @@ UNREADABLE = {
         TOKENS,
         r"mlp gives one .* shape \(8,\); choose char_gru, which",
     ),
+    "one class in a column": (
+        "mlp",
+        X,
+        TOKENS[:, :1],
+        r"classes of the shape \(1,\); give them the shape \(N,\), as y.flatten\(\) does",
+    ),
+    "one number": ("mlp", X[:, 0], Y, r"one number for each example; give them the shape \(N, 1\)"),
     "sequences by time": ("gru", TOKENS[..., None], TOKENS, "gru gives one prediction"),
     "sequences of images": ("mlp200", RNG.random((53, 1, 4, 4)), TOKENS, "mlp200 gives one predic"),
 }
