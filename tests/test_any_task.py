@@ -166,6 +166,23 @@ def test_bfloat16_tensors_are_the_numbers_they_hold() -> None:
     np.testing.assert_array_equal(data[0].images, data[1].images)
 
 
+class Empty(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return batch[0].sum()
+
+
+class Frozen(Empty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1).requires_grad_(False)
+
+
+@pytest.mark.parametrize("model", [Empty, Frozen])
+def test_a_model_with_nothing_to_train_is_refused(model) -> None:
+    with pytest.raises(ExperimentError, match=rf"model .*{model.__name__} has no parameter that"):
+        flray.run(dataset=(X, Y), clients=OWNER, **STEP | {"model": model})
+
+
 def test_models_of_classes_refuse_numbers() -> None:
     images = RNG.random((53, 1, 28, 28))
     with pytest.raises(ExperimentError, match=r"lenet5 classifies, .* numbers; choose linear"):
