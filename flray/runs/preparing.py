@@ -269,7 +269,13 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
 def load_dataset(experiment: Experiment) -> Dataset:
     """The dataset of an experiment, which its seed does not change."""
     with experiment.dataset.reported():
-        dataset: Dataset = experiment.dataset.build().load()
+        dataset = experiment.dataset.build().load()
+    if not isinstance(dataset, Dataset):
+        raise ExperimentError(
+            f"dataset {experiment.dataset.name}: load must return a Dataset, got "
+            f"{type(dataset).__name__}; flray.from_tensors(x_train, y_train, x_test, y_test) "
+            "makes one"
+        )
     return dataset
 
 
@@ -280,7 +286,11 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
         ExperimentError: The split refuses the dataset, or no client has test examples.
     """
     with experiment.split.reported():
-        split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
+        split = experiment.split.build().split(dataset, experiment.settings.seed)
+    if not isinstance(split, Split):
+        raise ExperimentError(
+            f"split {experiment.split.name}: split must return a Split, got {type(split).__name__}"
+        )
     if not any(len(split.test[i]) for i in split.clients):
         raise ExperimentError(
             f"no client has test examples (split.test={experiment.split.plain.get('test')!r}): "
