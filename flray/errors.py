@@ -3,8 +3,21 @@
 An `ExperimentError` ends a command with exit code 2 and one message, a `ClientFailure` with 1.
 """
 
+import os
+import sysconfig
+import traceback
+
 CUDA_ERROR = "CUDA error"  # in every message of a failure that is not for want of memory
 MOST_SHOWN = 2000  # characters of a message, whatever it repeats
+# Code that is not the user's own: Python's, installed packages', flray's
+_INSTALLED = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(__file__),
+    )
+)
+_LINE = "raised in "  # begins the note by which an error keeps its line when it is pickled
 
 
 class ExperimentError(ValueError):
@@ -53,6 +66,38 @@ def one_line_message(error: BaseException) -> str:
         return type(error).__name__
     is_ours = type(error).__module__.startswith("flray.")
     return text if is_ours else f"{type(error).__name__}: {text}"
+
+
+def line_of(error: BaseException) -> str:
+    """The last line of the user's own code that raised an error; empty if none of it did.
+
+    >>> line_of(ValueError("of nobody's code"))
+    ''
+    """
+    notes: list[str] = getattr(error, "__notes__", [])
+    for note in notes:
+        if note.startswith(_LINE):
+            return note.removeprefix(_LINE)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *_INSTALLED)):
+            return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+    return ""
+
+
+def keep_line(error: BaseException) -> None:
+    """Note on an error what `line_of` says, since a process that it is sent to gets no traceback.
+
+    >>> import pickle
+    >>> try:
+    ...     exec(compile("1 / 0", "/home/me/mine.py", "exec"))
+    ... except ZeroDivisionError as error:
+    ...     keep_line(error)
+    ...     line_of(pickle.loads(pickle.dumps(error)))
+    'mine.py, line 1'
+    """
+    line = line_of(error)
+    if line:
+        error.add_note(_LINE + line)
 
 
 def is_gpu_fault(error: BaseException | None) -> bool:

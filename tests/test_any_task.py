@@ -15,6 +15,7 @@ import flray
 from flray.cli import cli
 from flray.data.owned import Rows
 from flray.data.split import Split
+from flray.data.tensors import from_tensors
 from flray.engines.loop import Loop
 from flray.engines.training import Training, plain_gradient
 from flray.engines.vectorized import Vectorized
@@ -146,6 +147,8 @@ def test_features_are_scaled_by_training_rows_alone() -> None:
         ({"clients": OWNER[:-1]}, "client has 52 rows and inputs 53"),
         ({"groups": KIND}, r"clients=, .* one value for each example of dataset=\(x, y\)"),
         ({"clients": OWNER, "groups": OWNER[::-1]}, "has another group in row"),
+        ({"clients": OWNER[:, None]}, r"client must have one value .*, got the shape \(53, 1\)"),
+        ({"clients": [[0, 1], [2]] * 26 + [[0]]}, "rows of one length, got rows of several len"),
         ({"clients": OWNER, "model": "lenet5"}, r"images .* the shape \(4,\); .* linear, mlp"),
         ({"clients": OWNER, "split": {"name": "iid", "clients": 3}}, "are numbers: set split: nat"),
         ({"clients": OWNER, "algorithm": "fedrc"}, "fedrc counts the labels of clients, and"),
@@ -154,6 +157,30 @@ def test_features_are_scaled_by_training_rows_alone() -> None:
 def test_wrong_owners_are_refused(keys, message) -> None:
     with pytest.raises(ExperimentError, match=message):
         flray.run(dataset=(X, Y), **(STEP | {"model": "linear"} | keys))
+
+
+def test_bfloat16_tensors_are_the_numbers_they_hold() -> None:
+    rounded = torch.tensor(X).bfloat16()
+    data = [from_tensors(x, np.zeros(53, int)) for x in (rounded, rounded.float())]
+    assert data[0].images.dtype == np.float32
+    np.testing.assert_array_equal(data[0].images, data[1].images)
+
+
+class Empty(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return batch[0].sum()
+
+
+class Frozen(Empty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1).requires_grad_(False)
+
+
+@pytest.mark.parametrize("model", [Empty, Frozen])
+def test_a_model_with_nothing_to_train_is_refused(model) -> None:
+    with pytest.raises(ExperimentError, match=rf"model .*{model.__name__} has no parameter that"):
+        flray.run(dataset=(X, Y), clients=OWNER, **STEP | {"model": model})
 
 
 def test_models_of_classes_refuse_numbers() -> None:
@@ -208,6 +235,13 @@ UNREADABLE = {
         TOKENS,
         r"mlp gives one .* shape \(8,\); choose char_gru, which",
     ),
+    "one class in a column": (
+        "mlp",
+        X,
+        TOKENS[:, :1],
+        r"classes of the shape \(1,\); give them the shape \(N,\), as y.flatten\(\) does",
+    ),
+    "one number": ("mlp", X[:, 0], Y, r"one number for each example; give them the shape \(N, 1\)"),
     "sequences by time": ("gru", TOKENS[..., None], TOKENS, "gru gives one prediction"),
     "sequences of images": ("mlp200", RNG.random((53, 1, 4, 4)), TOKENS, "mlp200 gives one predic"),
 }

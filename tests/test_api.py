@@ -7,9 +7,11 @@ import yaml
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import flray
+from flray.algorithms.fedprox import FedProx
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.ifca import Ifca
 from flray.cli import cli
@@ -112,6 +114,26 @@ def test_objects_and_yaml_are_the_same_experiment() -> None:
     assert described.algorithm.build() == given["algorithm"]
     assert described.settings.train == given["train"]
     assert described.plain["split"]["groups"] == 2
+
+
+@pytest.mark.parametrize("mu", [np.float64(0.25), np.float32(0.25)])
+def test_numbers_of_numpy_in_components_are_those_of_python(mu) -> None:
+    plain = parse_experiment(
+        {**KEYS, "dataset": "digits", "model": "mlp200", "algorithm": FedProx(mu=mu)}
+    ).plain
+    assert yaml.safe_load(yaml.safe_dump(plain))["algorithm"] == {"name": "fedprox", "mu": 0.25}
+
+
+def test_what_no_yaml_can_have_is_refused_unless_it_is_a_default() -> None:
+    class Net(Mlp200):
+        def __init__(self, image_shape, num_classes, activation=nn.ReLU, scale=None):
+            super().__init__(image_shape, num_classes)
+
+    keys = {**KEYS, "dataset": "digits"}
+    described = parse_experiment({**keys, "model": Net}).plain["model"]
+    assert set(described) == {"name", "scale"}
+    with pytest.raises(ExperimentError, match=r"mu of .*FedProx must be what YAML .* got tensor"):
+        parse_experiment({**keys, "model": Net, "algorithm": FedProx(mu=torch.ones(1))})
 
 
 def test_a_module_that_is_built_cannot_start_several_models() -> None:

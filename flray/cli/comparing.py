@@ -136,4 +136,4 @@ def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
 
 def _say(line: str) -> None:
     """To stderr: the table alone is on stdout, so that it can be written to a file."""
-    Console(stderr=True, highlight=False).print(line, soft_wrap=True, markup=False)
+    Console(stderr=True, highlight=False, emoji=False).print(line, soft_wrap=True, markup=False)

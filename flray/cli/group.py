@@ -108,11 +108,12 @@ def output_file(name: str, text: str) -> Decorator:
 
 
 def open_console() -> Console:
-    """Standard output as the commands print to it: no colours of numbers, no markup.
+    """Standard output as the commands print to it: no colours of numbers, no markup, no emoji.
 
     A pipe is WIDTH_OF_A_PIPE columns wide, a terminal as wide as it is.
     """
-    plain = partial(Console, highlight=False, markup=False)  # names of files may look like markup
+    # Names of files may look like markup, names of classes like emoji (mine:Key: ...)
+    plain = partial(Console, highlight=False, markup=False, emoji=False)
     console = plain()
     # A pipe has no width of its own: rich would fold tables at 80 columns.
     return console if console.is_terminal else plain(width=WIDTH_OF_A_PIPE)
@@ -159,7 +160,7 @@ def main() -> None:
 
     Both print one line on standard error and no traceback. Ctrl-C exits with 130.
     """
-    errors = Console(stderr=True, highlight=False, markup=False)
+    errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     logging.basicConfig(format="%(message)s")  # to stderr
     logging.getLogger("flray").setLevel(logging.INFO)  # an encoder being pre-trained
     try:

@@ -86,10 +86,19 @@ class MeanScore:
 
     def of_examples(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B,) or (B, ...) the values whose mean over everything is the score."""
-        raise NotImplementedError
+        raise ExperimentError(
+            f"score {type(self).__name__} must define of_examples(output, targets)"
+        )
 
     def terms(self, output: Tensor, targets: Tensor) -> Tensor:
-        return _flat(self.of_examples(output, targets).double()).mean(1, keepdim=True)
+        values = self.of_examples(output, targets)
+        if not isinstance(values, Tensor) or values.shape[:1] != targets.shape[:1]:
+            shape = f" of the shape {tuple(values.shape)}" if isinstance(values, Tensor) else ""
+            raise ExperimentError(
+                f"score {self.name}: expected a tensor with a value for each of {len(targets)} "
+                f"examples, got {type(values).__name__}{shape}"
+            )
+        return _flat(values.double()).mean(1, keepdim=True)
 
     def value(self, terms: Terms) -> float:
         return float(terms.mean())

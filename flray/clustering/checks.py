@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from flray.clustering.chunks import chunk_length
-from flray.clustering.points import Matrix, Points
+from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.errors import ExperimentError
 
@@ -46,10 +46,7 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
     ValueError: distance Points must be (2, 2), a row for each client, got the shape (2, 3)
     """
     name, m = f"distance {type(stage).__name__}", points.num_clients
-    if np.shape(distance) != (m, m):
-        raise ValueError(
-            f"{name} must be {(m, m)}, a row for each client, got the shape {np.shape(distance)}"
-        )
+    _require_square(distance, m, name)
     for start in range(0, m, ROWS_AT_ONCE):
         rows = distance[start : start + ROWS_AT_ONCE]
         back = distance[:, start : start + ROWS_AT_ONCE].T
@@ -62,6 +59,84 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
                 f"{name} must be symmetric and without NaN, got {rows[i, j]} from client "
                 f"{points.clients[start + i]} to {points.clients[j]} and {back[i, j]} back"
             )
+
+
+def require_embedded(embedded: object, points: Points, stage: object) -> None:
+    """Raise if an embed returned something else than points of the same clients, naming it.
+
+    >>> points = Points.vectors(np.array([4, 9]), torch.zeros(2, 1))
+    >>> require_embedded(points.array(), points, points)
+    Traceback (most recent call last):
+    ValueError: embed Points must return Points of the same clients, got a ndarray; return ...
+    """
+    name = f"embed {type(stage).__name__} must return Points of the same clients"
+    if not isinstance(embedded, Points):
+        got = type(embedded).__name__
+        raise ValueError(f"{name}, got a {got}; return points.moved_to(array)")
+    if not np.array_equal(embedded.clients, points.clients):
+        raise ValueError(f"{name}, got {embedded.num_clients} of {points.num_clients} clients")
+
+
+def require_relations(relation: Matrix | None, points: Points, stage: object) -> None:
+    """Raise if R is not None and has another shape than D or holds NaN, naming the stage.
+
+    >>> points = Points.vectors(np.array([4, 9]), torch.zeros(2, 1))
+    >>> require_relations(np.ones((2, 3)), points, points)
+    Traceback (most recent call last):
+    ValueError: relate Points must be (2, 2), a row for each client, got the shape (2, 3)
+    """
+    if relation is None:
+        return
+    name = f"relate {type(stage).__name__}"
+    _require_square(relation, points.num_clients, name)
+    if np.isnan(relation).any():
+        i, j = np.argwhere(np.isnan(relation))[0]
+        raise ValueError(
+            f"{name} must be without NaN, got NaN from client {points.clients[i]} to "
+            f"{points.clients[j]}"
+        )
+
+
+def require_labels(partition: object, points: Points, stage: object) -> None:
+    """Raise if a partition is none of these clients or has other labels than 0 to C - 1.
+
+    >>> points = Points.vectors(np.array([4, 9]), torch.zeros(2, 1))
+    >>> require_labels(Partition(np.array([0, -1])), points, points)  # -1: noise, as of DBSCAN
+    Traceback (most recent call last):
+    ValueError: partition Points must number C clusters from 0 to C - 1, got the labels -1, 0; ...
+    """
+    name, m = f"partition {type(stage).__name__}", points.num_clients
+    if not isinstance(partition, Partition):
+        got = type(partition).__name__
+        raise ValueError(f"{name} must return a Partition, got a {got}; return Partition(labels)")
+    labels = partition.labels
+    is_whole = isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer)
+    if not is_whole or labels.shape != (m,):
+        got = f"{np.shape(labels)} of {getattr(labels, 'dtype', type(labels).__name__)}"
+        raise ValueError(
+            f"the labels of {name} must be a NumPy array ({m},) of whole numbers, one for each "
+            f"client, got {got}"
+        )
+    numbers = np.unique(labels)
+    if not np.array_equal(numbers, np.arange(len(numbers))):
+        shown = ", ".join(map(str, numbers[:10]))
+        raise ValueError(
+            f"{name} must number C clusters from 0 to C - 1, got the labels {shown}; give a client "
+            "of no cluster (-1) one of its own and return Partition(by_smallest_member(labels))"
+        )
+
+
+def _require_square(matrix: Matrix, m: int, name: str) -> None:
+    """Raise if what a stage returned is no NumPy array (m, m)."""
+    if np.shape(matrix) != (m, m):
+        raise ValueError(
+            f"{name} must be {(m, m)}, a row for each client, got the shape {np.shape(matrix)}"
+        )
+    if not isinstance(matrix, np.ndarray):
+        raise ValueError(
+            f"{name} must be a NumPy array, got a {type(matrix).__name__}; a tensor t is one "
+            "after t.cpu().numpy()"
+        )
 
 
 def require_distance(related: Related, who: str) -> Matrix:

@@ -8,7 +8,13 @@ import torch
 from numpy.typing import NDArray
 
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
-from flray.clustering.checks import require_distances, require_room
+from flray.clustering.checks import (
+    require_distances,
+    require_embedded,
+    require_labels,
+    require_relations,
+    require_room,
+)
 from flray.clustering.distances import L2
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
@@ -174,12 +180,8 @@ class Pipeline:
             return None
         require_room(points.num_clients)
         distance: Matrix = self.distance(points)
-        require_distances(distance, points, self._measure)
+        require_distances(distance, points, uncached(self.distance))
         return distance
-
-    @property
-    def _measure(self) -> Any:  # Any: a distance stage
-        return getattr(self.distance, "stage", self.distance)  # what a sweep's cache wraps
 
     def observe(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
@@ -234,8 +236,10 @@ class Pipeline:
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         """Run the stages after the signature."""
         embedded: Points = self.embed(points, fed.seed)
+        require_embedded(embedded, points, uncached(self.embed))
         distance = self.distances(embedded)
         relation: Matrix | None = None if distance is None else self.relate(distance)
+        require_relations(relation, points, uncached(self.relate))
         related = Related(
             points=embedded,
             distance=distance,
@@ -243,10 +247,16 @@ class Pipeline:
             rng=fed.generator("partition", t),
             label_counts=lambda: fed.oracle.label_counts(points.clients),
             groups=lambda: fed.oracle.groups(points.clients),
-            measure=self._measure,
+            measure=uncached(self.distance),
         )
         partition = self.partition(related)
+        require_labels(partition, points, self.partition)
         return Clustering(points.clients, embedded, distance, relation, partition, points)
+
+
+def uncached(stage: Any) -> Any:  # Any: a stage
+    """The stage itself, also where a sweep has wrapped it to look its results up in a cache."""
+    return getattr(stage, "stage", stage)
 
 
 def nearest_cluster(distance: Any, means: Points, new: Points) -> Ids:  # Any: a distance stage

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
+
+from flray.errors import ExperimentError
 from flray.imports import class_of, path_of
-from flray.values import UNBOUNDED
+from flray.values import UNBOUNDED, shown
 
 Target = Callable[..., Any]  # Any: a class, or what builds one, of whatever kind
 Registry = Mapping[str, Target]  # classes of one kind by name
@@ -127,21 +130,42 @@ def plain_fields(target: Target, values: Values, injected: tuple[str, ...] = ())
     """The values of parameters as YAML has them, in the order of the parameters.
 
     Args:
-        values: by parameter; parameters without a value are left out.
+        values: by parameter; parameters without a value are left out, and so are defaults that no
+            YAML can have, such as the class of an activation.
         injected: parameters that no YAML names.
     """
-    hints = hints_of(target)
-    names = [name for name in signature(target).parameters if name not in injected]
-    return {name: plain(values[name], hints.get(name, Any)) for name in names if name in values}
+    hints, (defaults, _) = hints_of(target), _values_and_factories(target)
+    fields: Values = {}
+    for name in signature(target).parameters:
+        if name in injected or name not in values:
+            continue
+        if _is_plain(values[name], hints.get(name)):
+            fields[name] = plain(values[name], hints.get(name, Any))
+        elif values[name] is not defaults.get(name):
+            raise ExperimentError(
+                f"{name} of {path_of(target)} must be what YAML can have: numbers, text, lists, "
+                f"mappings or dataclasses, got {shown(values[name])}"
+            )
+    return fields
+
+
+def _is_plain(value: object, hint: Any) -> bool:  # Any: of whatever type the annotation says
+    """True if `plain` can write a value as YAML has it."""
+    is_described = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    kinds = (str, int, float, np.generic, tuple, list, Mapping)
+    is_data = value is None or is_described or isinstance(value, kinds)
+    return is_data or ComponentHint.of(hint) is not None
 
 
 def plain(value: Any, hint: Any = Any) -> Any:  # Any: of whatever type the annotation says
     """A value as YAML has it, which binds to an equal value; components have their names.
 
     >>> from flray.models.mixing import Aggregation
-    >>> plain((1, 2)), plain(Aggregation(server_lr=0.5))["server_lr"]
+    >>> plain((1, np.int64(2))), plain(Aggregation(server_lr=0.5))["server_lr"]
     ([1, 2], 0.5)
     """
+    if isinstance(value, np.generic):  # np.float64 is a float that YAML cannot write
+        return value.item()
     if value is None or isinstance(value, str | int | float):  # most values are: sweeps have many
         return value
     component = ComponentHint.of(hint)

@@ -89,6 +89,13 @@ class Rows:
                     f"{name}: {column} has {len(values)} rows and inputs {len(inputs)}; "
                     "every column must have one value for each example"
                 )
+        for column in ("client", "group", TIME):
+            values = columns[column]
+            if values is not None and np.ndim(values) != 1:
+                raise ExperimentError(
+                    f"{name}: {column} must have one value for each example, got the shape "
+                    f"{np.shape(values)}"
+                )
         source, names = coded("client", self.client)
         order = np.argsort(source, kind="stable")
         others = {key: values for key, values in self.columns.items() if key != TIME}

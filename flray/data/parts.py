@@ -68,8 +68,9 @@ def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -
             does not move the others.
 
     Raises:
-        ExperimentError: A client is left without training data, or finds no test images in the
-            test part of the dataset. With `own_split` a client of one image has no test images.
+        ExperimentError: The deal is not one of this dataset's training part; or a client is left
+            without training data, or finds no test images in the test part of the dataset. With
+            `own_split` a client of one image has no test images.
 
     >>> from flray.data.datasets.synthetic import Synthetic
     >>> from flray.data.splits.options import PartOptions
@@ -79,6 +80,7 @@ def cut_parts(deal: Deal, dataset: Dataset, options: "PartOptions", seed: int) -
     >>> [[len(part[i]) for part in (split.train, split.validation, split.test)] for i in (0, 1)]
     [[35, 5, 10], [105, 15, 30]]
     """
+    _check_deal(deal, dataset)
     _check_nobody_empty(deal.owned, "was dealt no data")
     parts = _cut_owned(deal.owned, len(dataset.labels), options, seed)
     _check_nobody_empty(parts.train, "has no training data left after the cut")
@@ -220,6 +222,32 @@ def _with_made_server_images(split: Split, dataset: Dataset, num: int, seed: int
         new_images=images,
         origin=origin,
     )
+
+
+def _check_deal(deal: object, dataset: Dataset) -> None:
+    """Refuse a deal, perhaps of a user's own split, that is no deal of the training part."""
+    if not isinstance(deal, Deal):
+        raise ExperimentError(f"deal must return a Deal(owned), got {type(deal).__name__}")
+    for client, ids in enumerate(deal.owned):
+        is_whole = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and ids.ndim == 1
+        if not is_whole and len(ids):
+            raise ExperimentError(
+                f"client {client} was dealt {type(ids).__name__} {np.shape(ids)}; expected a NumPy "
+                "array of whole numbers, the rows of its images"
+            )
+    rows = np.concatenate([*deal.owned, np.empty(0, np.int64)])
+    if len(rows) and (rows.min() < 0 or rows.max() >= dataset.num_train):
+        raise ExperimentError(
+            f"clients were dealt the rows {int(rows.min())} to {int(rows.max())}; expected rows of "
+            f"the training part, 0 to {dataset.num_train - 1} (dataset.train_ids)"
+        )
+    for name in ("groups", "label_maps", "views"):
+        values = getattr(deal, name)
+        if values is not None and len(values) != len(deal.owned):
+            raise ExperimentError(
+                f"{name} of a deal must have a row for each of {len(deal.owned)} clients, got "
+                f"{len(values)}"
+            )
 
 
 def _check_nobody_empty(images: list[Ids], complaint: str) -> None:

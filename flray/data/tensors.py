@@ -75,8 +75,22 @@ def digest_of(dataset: Dataset) -> str:
 
 
 def as_array(values: ArrayLike) -> NDArray[Any]:  # Any: of any kind of number
-    """The array of a tensor, a list or an array."""
-    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    """The array of a tensor, a list or an array; bfloat16, which NumPy does not know, as float32.
+
+    >>> as_array([[1, 2], [3]])
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: expected an array, a tensor or rows of one length, got rows of ...
+    """
+    if isinstance(values, torch.Tensor):
+        tensor = values.detach().cpu()
+        return np.asarray(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ExperimentError(
+            "expected an array, a tensor or rows of one length, got rows of several lengths "
+            f"({error})"
+        ) from error
 
 
 def _part(

@@ -136,12 +136,14 @@ class LocalEquation(Callback):
     memo: Params
     extra: Params  # leaves beside the module's, which steps change
     losses: list[Tensor] = field(default_factory=list)  # of the first call of grad in each step
+    loss: Tensor | None = None  # of the batch, once Lightning has computed it
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Give the module's dropout layers the keys of the step."""
         step = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
+        self.loss = None
         self.batch = step_batch(self.plan, step, pl_module, self.examples)
         for name, layer_key in self.batch.keys.items():
             pl_module.get_buffer(name).copy_(layer_key)
@@ -155,6 +157,12 @@ class LocalEquation(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
+        loss = self.loss
+        if loss is None:  # Lightning would leave out the batch, and so change what is trained
+            raise TypeError(
+                f"{type(pl_module).__name__}.training_step must return a loss, or a dict with the "
+                "key 'loss', got NoneType"
+            )
         parameters = trainable(pl_module) | self.extra
         w = {name: p.detach() for name, p in parameters.items()}
         gradients = {
@@ -165,7 +173,7 @@ class LocalEquation(Callback):
         def gradient_at(at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
             is_known = at is w and batch is self.batch and batch.weight is None
             if is_known:  # Lightning has computed this one
-                return gradients, self.loss
+                return gradients, loss
             return BatchLoss(pl_module).gradient_at(at, batch)
 
         grad = RecordedGradient(gradient_at)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
-from flray.errors import ExperimentError, one_line_message
+from flray.errors import ExperimentError, line_of, one_line_message
 from flray.models.bank import Params
 
 Job = TypeVar("Job")
@@ -46,8 +46,9 @@ class Failed:
 
     @property
     def reason(self) -> str:
-        """The error in one line."""
-        return one_line_message(self.error)
+        """The error in one line, with the line of the user's own code that raised it."""
+        line = line_of(self.error)
+        return one_line_message(self.error) + (f" ({line})" if line else "")
 
 
 class Executor(Protocol):

@@ -30,16 +30,32 @@ def given_to(module: LightningModule, dataset: Dataset, name: str) -> Dataset:
         _check_tokens(dataset, name)
     if takes != "numbers":
         return dataset
-    is_sequence = dataset.num_classes > 0 and dataset.labels.ndim > 1
-    if is_sequence and isinstance(module, Predictor):
-        raise ExperimentError(
-            f"model {name} gives one prediction for each example, and the targets of "
-            f"{dataset.name} are classes of the shape {dataset.labels.shape[1:]}; choose char_gru, "
-            "which reads tokens, or a Predictor of your own whose output is (B, positions, classes)"
-        )
+    if isinstance(module, Predictor):
+        _check_shapes(dataset, name)
     if dataset.images.dtype.kind != "i":
         return dataset
     return replace(dataset, images=dataset.images.astype(np.float32))
+
+
+def _check_shapes(dataset: Dataset, name: str) -> None:
+    """Refuse inputs without features, and a class for each position of an example."""
+    if dataset.images.ndim == 1:
+        raise ExperimentError(
+            f"model {name} reads features, and the inputs of {dataset.name} are one number for "
+            "each example; give them the shape (N, 1), as x[:, None] does"
+        )
+    if not dataset.num_classes or dataset.labels.ndim == 1:
+        return
+    advice = (
+        "choose char_gru, which reads tokens, or a Predictor of your own whose output is "
+        "(B, positions, classes)"
+    )
+    if dataset.labels[0].size == 1:
+        advice = "give them the shape (N,), as y.flatten() does"
+    raise ExperimentError(
+        f"model {name} gives one prediction for each example, and the targets of "
+        f"{dataset.name} are classes of the shape {dataset.labels.shape[1:]}; {advice}"
+    )
 
 
 def _check_tokens(dataset: Dataset, name: str) -> None:

@@ -141,11 +141,13 @@ class CheckpointStore:
         """What `write` needs, copied from the device; tensors of the host are not copied.
 
         Raises:
-            TypeError: The state contains what cannot be saved; the message has the path to it.
-            ExperimentError: The state contains dataclasses of packages that the store does not
-                trust.
+            ExperimentError: The state contains what cannot be saved, to which the message has the
+                path, or dataclasses of packages that the store does not trust.
         """
-        state_tree, arrays = encode(state, cache=self._tensors)
+        try:
+            state_tree, arrays = encode(state, cache=self._tensors)
+        except TypeError as error:
+            raise ExperimentError(str(error)) from error
         self._tensors.forget_unused()
         extra_tree, extra_arrays = encode(dict(extra or {}), "extra")
         self._require_trusted([state_tree, extra_tree])

@@ -173,7 +173,10 @@ def _dataclass_name(cls: type, path: str) -> str:
     try:
         imported = _import_dataclass(name)
     except ExperimentError as error:
-        raise TypeError(f"cannot checkpoint the {cls.__qualname__} at {path}: {error}") from error
+        raise TypeError(
+            f"cannot checkpoint the {cls.__qualname__} at {path}: {error}; define it in a "
+            "module of its own"
+        ) from error
     if imported is not cls:
         raise TypeError(f"cannot checkpoint the {cls.__qualname__} at {path}: {name} is another")
     return name

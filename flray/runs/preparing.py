@@ -30,7 +30,7 @@ from flray.execution.resources import ActorPlan, Actors, Load
 from flray.execution.settings import default_block, slots_on_cpu
 from flray.measures.measure import RunData
 from flray.measures.settings import Evaluation
-from flray.models.bank import build_seeded
+from flray.models.bank import build_seeded, trainable
 from flray.models.inputs import OTHERS, given_to
 from flray.randomness import torch_seed
 
@@ -240,7 +240,7 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
 
     Raises:
         ExperimentError: A further model is asked for, and the experiment has a module built
-            already.
+            already; or the module has nothing to train.
     """
     settings = experiment.settings
     if number and isinstance(experiment.model.target, ReadyObject):
@@ -254,16 +254,28 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
             f"model {experiment.model.name} classifies, and the targets of {dataset.name} are "
             f"numbers; {OTHERS}, or a model of your own with num_outputs"
         )
-    return build_seeded(
+    module = build_seeded(
         lambda: experiment.model.build(**facts),
         torch_seed(settings.seed, "initial model", *number),
-    ).to(dtype=settings.execution.dtype)
+    )
+    if not trainable(module):
+        raise ExperimentError(
+            f"model {experiment.model.name} has no parameter that can be trained; assign layers to "
+            "attributes of the module, and leave requires_grad true for at least one parameter"
+        )
+    return module.to(dtype=settings.execution.dtype)
 
 
 def load_dataset(experiment: Experiment) -> Dataset:
     """The dataset of an experiment, which its seed does not change."""
     with experiment.dataset.reported():
-        dataset: Dataset = experiment.dataset.build().load()
+        dataset = experiment.dataset.build().load()
+    if not isinstance(dataset, Dataset):
+        raise ExperimentError(
+            f"dataset {experiment.dataset.name}: load must return a Dataset, got "
+            f"{type(dataset).__name__}; flray.from_tensors(x_train, y_train, x_test, y_test) "
+            "makes one"
+        )
     return dataset
 
 
@@ -274,7 +286,11 @@ def deal(experiment: Experiment, dataset: Dataset) -> Split:
         ExperimentError: The split refuses the dataset, or no client has test examples.
     """
     with experiment.split.reported():
-        split: Split = experiment.split.build().split(dataset, experiment.settings.seed)
+        split = experiment.split.build().split(dataset, experiment.settings.seed)
+    if not isinstance(split, Split):
+        raise ExperimentError(
+            f"split {experiment.split.name}: split must return a Split, got {type(split).__name__}"
+        )
     if not any(len(split.test[i]) for i in split.clients):
         raise ExperimentError(
             f"no client has test examples (split.test={experiment.split.plain.get('test')!r}): "

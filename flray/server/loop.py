@@ -3,6 +3,7 @@
 Everything else that happens in a run is called from here, or wraps it (`flray.runs`).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -28,6 +29,12 @@ from flray.records.run_directory import RunDirectory
 from flray.records.writer import RoundWriter, Write
 from flray.server.clusterings import clustering_row, record_clusterings
 from flray.server.evaluation import RoundRow, evaluate, evaluation_row, score_clients
+from flray.server.returned import (
+    require_bank,
+    require_cohort,
+    require_outcome,
+    require_partition,
+)
 from flray.server.summary import summarise_run
 
 
@@ -140,6 +147,7 @@ class Server:
         process may compute.
         """
         outcome = self.algorithm.init(self.fed)
+        require_outcome(outcome, self._name("init"))
         self.directory.truncate(0)
         row = outcome.metrics | self._record_clusterings(0, outcome)
         if self.evaluation.last_trained:
@@ -203,7 +211,9 @@ class Server:
             last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
             fed = replace(fed, on_trained=last.add)
         cohort = self.algorithm.cohort(before, t, fed)
+        require_cohort(cohort, self._name("cohort"))
         outcome = self.algorithm.round(before, cohort, fed)
+        require_outcome(outcome, self._name("round"))
         if last is not None and len(clients := last.models.clients):
             writes.append(self._score_trained(t, last.models.bank(clients), clients))
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}
@@ -237,6 +247,7 @@ class Server:
             for part, client_scores in scores.items()
         ]
         partition = self.algorithm.partition(state)
+        require_partition(partition, fed.num_clients, self._name("partition"))
         return evaluation_row(scores, partition, split, self.evaluation.target, size), writes
 
     def _record_clusterings(self, t: int, outcome: Outcome[Any]) -> RoundRow:
@@ -266,7 +277,13 @@ class Server:
         """
         fed = self._during(t)[1]
         asked = np.arange(fed.num_clients) if clients is None else clients
-        return self.algorithm.deploy(state, asked, fed)
+        bank = self.algorithm.deploy(state, asked, fed)
+        require_bank(bank, self._name("deploy"))
+        return bank
+
+    def _name(self, method: str) -> str:
+        """A method of the algorithm, for messages."""
+        return f"{type(self.algorithm).__name__}.{method}"
 
     def _during(self, t: int) -> tuple[Split, Federation]:
         """Split and federation of round t; of round 1 for t = 0, before the first round."""
@@ -275,7 +292,7 @@ class Server:
 
 
 def packages_of(component: object) -> set[str]:
-    """The packages of the classes that an algorithm and its stages are made of.
+    """The packages of the classes that an algorithm and its stages are made of, and inherit from.
 
     A checkpoint may contain objects of these packages and no others.
 
@@ -283,8 +300,8 @@ def packages_of(component: object) -> set[str]:
     >>> packages_of(FedAvg())
     {'flray'}
     """
-    package = type(component).__module__.partition(".")[0]
-    packages = set() if package == "builtins" else {package}
+    packages = {base.__module__.partition(".")[0] for base in type(component).__mro__}
+    packages -= sys.stdlib_module_names
     if is_dataclass(component):
         for attribute in fields(component):
             packages |= packages_of(getattr(component, attribute.name))

@@ -584,3 +584,20 @@ def test_a_url_that_nobody_knows_is_refused(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "--out", "carrier-pigeon://x")
     assert (code, "carrier-pigeon://x cannot be used" in err) == (2, True)
     assert "Traceback" not in err
+
+
+def test_names_of_classes_are_shown_as_they_are_and_not_as_emoji(flray, monkeypatch) -> None:
+    text = (
+        "from dataclasses import dataclass\n"
+        "from flray.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Key(FedAvg):\n"
+        "    def __post_init__(self):\n"
+        "        raise ValueError('not to be had')\n"
+    )
+    Path("keys_of_tests.py").write_text(text)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    arguments = ("tiny.yaml", "algorithm=keys_of_tests:Key")
+    message = "algorithm keys_of_tests:Key: not to be had"  # :Key: is an emoji of rich
+    assert message in flray("run", *arguments)[2]
+    assert message in flray("check", *arguments)[1]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn import metrics
 
-from flray.client.scores import SCORES, ModuleScore
+from flray.client.scores import SCORES, MeanScore, ModuleScore
 from flray.client.torch_metric import TorchMetric
 from flray.errors import ExperimentError
 
@@ -169,3 +169,29 @@ def test_a_score_of_the_module_is_the_mean_of_what_the_module_computed():
     assert score.name == "within"
     terms = score.terms(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.zeros(4))
     assert score.value(terms.numpy()) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (None, "NoneType"),
+        (torch.ones(()), r"Tensor of the shape \(\)"),
+        (torch.ones(3), r"Tensor of the shape \(3,\)"),
+        (np.ones(2), "ndarray"),
+    ],
+)
+def test_a_score_of_ones_own_without_a_value_for_each_example_is_refused(returned, got) -> None:
+    class Mine(MeanScore):
+        name = "mine"
+
+        def of_examples(self, output, targets):
+            return returned
+
+    message = f"score mine: expected a tensor with a value for each of 2 examples, got {got}"
+    with pytest.raises(ExperimentError, match=message):
+        Mine().terms(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_score_of_ones_own_without_its_method_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="score MeanScore must define of_examples"):
+        MeanScore().terms(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))

@@ -1,15 +1,17 @@
 """What cannot be dealt is refused, and the message names the field and the numbers."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import flray
 from flray.data import SPLITS
 from flray.data.dataset import Dataset, Normalization
 from flray.data.datasets.synthetic import Synthetic
+from flray.data.parts import Deal
 from flray.data.splits.by_writer import ByWriter
 from flray.data.splits.dirichlet import Dirichlet
 from flray.data.splits.iid import Iid
@@ -17,11 +19,14 @@ from flray.data.splits.image_shift import ImageShift
 from flray.data.splits.label_groups import LabelGroups
 from flray.data.splits.label_skew import LabelSkew
 from flray.data.splits.label_swap import LabelSwap
+from flray.data.splits.options import SplitOptions
 from flray.data.splits.pathological import Pathological
 from flray.data.splits.power_law_groups import PowerLawGroups
 from flray.data.splits.rotation import Rotation
 from flray.data.tensors import from_tensors
 from flray.errors import ExperimentError
+
+from scenarios import TINY
 
 GREY = Synthetic(num_train=100, num_test=50, size=2).load()
 DEALING = sorted(set(SPLITS) - {"natural"})
@@ -332,3 +337,50 @@ def test_images_that_are_not_finite_are_refused_by_row(part: str, value: float) 
     message = rf"{part} images must be finite numbers, got {value} in row 2 \(2 such rows\)"
     with pytest.raises(ExperimentError, match=message):
         from_tensors(x, y, x_test, y)
+
+
+WRONG_DEALS = {
+    "nothing": (None, r"deal must return a Deal\(owned\), got NoneType"),
+    "lists": ([[0, 1], [2]], r"client 0 was dealt list \(2,\); expected a NumPy array of whole"),
+    "floats": ([np.arange(3.0)], "expected a NumPy array of whole numbers"),
+    "test rows": (
+        [np.arange(9), np.arange(99, 101)],
+        "dealt the rows 0 to 100; expected rows of the training part, 0 to 99",
+    ),
+    "groups of others": (
+        Deal([np.arange(9), np.arange(9, 50)], groups=np.zeros(3, int)),
+        "groups of a deal must have a row for each of 2 clients, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("dealt", "message"), WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
+def test_a_split_of_ones_own_that_deals_no_training_part_is_refused(dealt, message) -> None:
+    class Mine(SplitOptions):
+        def deal(self, dataset, seed):
+            return Deal(dealt) if isinstance(dealt, list) else dealt
+
+    with pytest.raises(ExperimentError, match=message):
+        Mine(clients=2).split(DATASET, 0)
+
+
+def test_a_split_of_ones_own_without_deal_is_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"split SplitOptions must define deal\(dataset, se"):
+        SplitOptions(clients=2).split(DATASET, 0)
+
+
+@dataclass(frozen=True)
+class Returning:
+    """A dataset and a split that return text."""
+
+    def load(self) -> str:
+        return "x"
+
+    def split(self, dataset: Dataset, seed: int) -> str:
+        return "x"
+
+
+@pytest.mark.parametrize(("kind", "result"), [("dataset", "Dataset"), ("split", "Split")])
+def test_what_is_no_dataset_or_split_is_refused(kind, result) -> None:
+    with pytest.raises(ExperimentError, match=rf"{kind} .*Returning: .* a {result}, got str"):
+        flray.run(TINY | {kind: Returning()})

@@ -13,7 +13,7 @@ from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.training import Training
-from flray.errors import ExperimentError
+from flray.errors import ClientFailure, ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded
 
@@ -255,6 +255,18 @@ def test_optimizers_that_loop_cannot_step_are_refused_with_what_to_do(model, tmp
     keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
     with pytest.raises(ExperimentError, match=r"execution\.engine=lightning"):
         flray.run(keys, tmp_path, model=model, train={"optimizer": "module"}, rounds=1)
+
+
+class Lossless(Scheduled):
+    def training_step(self, batch, batch_idx):
+        Scheduled.training_step(self, batch, batch_idx)  # returns nothing
+
+
+@pytest.mark.parametrize("engine", ["loop", "lightning"])
+def test_a_training_step_without_a_loss_is_named(engine, tmp_path) -> None:
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
+    with pytest.raises(ClientFailure, match=r"Lossless.training_step must return a loss, or a di"):
+        flray.run(keys, tmp_path, model=Lossless, execution={"engine": engine}, rounds=1)
 
 
 @pytest.mark.filterwarnings("error")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ import pytest
 import yaml
 
 from flray import files
+from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.federation import Federation
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
+from flray.server.loop import packages_of
 
 from scenarios import TINY
 
@@ -254,3 +257,12 @@ def test_clients_without_test_examples_are_left_out_of_the_mean(tiny_run) -> Non
         tiny_run(split)
     ragged = tiny_run("split.test=own_split", "split.min_samples=1", "split.alpha=0.05")
     assert ragged.summary["rounds"] == 4
+
+
+def test_a_method_may_inherit_from_one_whose_state_is_in_another_package(monkeypatch) -> None:
+    @dataclass(frozen=True)
+    class Mine(FedAvg):
+        stage: str = "mine"
+
+    monkeypatch.setattr(Mine, "__module__", "mine.methods")
+    assert packages_of(Mine()) == {"mine", "flray"}

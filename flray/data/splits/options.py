@@ -84,7 +84,7 @@ class PartOptions:
         Raises:
             ExperimentError: The dataset does not fit; the message says what to change.
         """
-        raise NotImplementedError
+        raise ExperimentError(f"split {type(self).__name__} must define deal(dataset, seed)")
 
     def split(self, dataset: Dataset, seed: int) -> Split:
         """Deal the images of a dataset to clients, and cut what each was dealt into parts.

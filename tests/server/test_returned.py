@@ -1,0 +1,48 @@
+"""What a method of an algorithm of one's own returns is refused with the method's name."""
+
+import numpy as np
+import pytest
+import torch
+
+import flray
+from flray.algorithms.algorithm import Outcome
+from flray.algorithms.fedavg import FedAvg
+from flray.errors import ExperimentError
+
+from scenarios import TINY
+
+WRONG = {
+    "no outcome of init": (
+        *("init", "w"),
+        r"FedAvg.init must return Outcome\(state, metrics, clusterings\), got str",
+    ),
+    "no outcome": ("round", None, r"FedAvg.round must return Outcome\(.*, got NoneType"),
+    "a metric that is a tensor": (
+        *("round", Outcome("w", {"norm": torch.ones(())})),
+        r"numbers as metrics, got Tensor for 'norm'; .* after float\(...\)",
+    ),
+    "a metric that is text": ("round", Outcome("w", {"note": "hi"}), "got str for 'note'"),
+    "ids alone": (
+        *("cohort", np.arange(2)),
+        r"FedAvg.cohort must return Cohort\(t, clients\), got ndarray of shape \(2,\)",
+    ),
+    "no bank": ("deploy", None, "FedAvg.deploy must return a ModelBank, got NoneType"),
+    "too few labels": (
+        *("partition", np.zeros(2, int)),
+        r"FedAvg.partition must return a NumPy array \(6,\) .*, got ndarray of shape \(2,\)",
+    ),
+    "labels in a list": ("partition", [0] * 6, "array .* of whole numbers, .*, got list"),
+    "no data": (
+        *("init", Outcome({"f": len})),
+        "cannot checkpoint a builtin_function_or_method at state/f: state is made of dataclasses",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "returned", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_result_of_a_method_is_refused_by_its_name(
+    method, returned, message, monkeypatch
+) -> None:
+    monkeypatch.setattr(FedAvg, method, lambda *_: returned)
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, rounds=1)
