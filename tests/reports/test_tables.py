@@ -594,6 +594,18 @@ def test_runs_of_equal_settings_are_no_choice(write: Write, tmp_path: Path) -> N
     assert ours(cells, L1_COMPLETE, ACC_50)["value"] == pytest.approx(80)
 
 
+def test_runs_with_the_same_models_and_numbers_are_no_choice(write: Write, tmp_path: Path) -> None:
+    """One experiment evaluated in other rounds for two tables; another model is a choice."""
+    shared = {"validation_accuracy_mean": None, "params_sha256": "d1"}
+    for every in (1, 50):
+        write(f"every_{every}", FLHC, [f"evaluate.every={every}"], **shared)
+    cells = filled("flhc.4", tmp_path)
+    assert (L1_COMPLETE, ACC_50) in places(cells)
+    assert not places(cells, "test")
+    write("other", FLHC, ["evaluate.every=25"], **{**shared, "params_sha256": "d2"})
+    assert not places(filled("flhc.4", tmp_path))
+
+
 def test_a_configuration_with_a_missing_seed_is_chosen_after_complete_ones(
     write: Write, tmp_path: Path
 ) -> None:

@@ -145,10 +145,12 @@ def _filled(
 def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.DataFrame:
     """A row for each run with the number of a cell; those without it, or diverged, are left out.
 
-    Runs of equal settings are one: that with the lowest digest, so that folders do not decide.
+    Runs of equal settings are one, and so are runs of one seed with the same models and numbers:
+    that with the lowest digest, so that folders do not decide.
     """
     keys = {"validation": VALIDATION_ACCURACY_MEAN, "test": metric.select or metric.key}
     keys |= {key: key for key in TIE_BREAKERS}
+    settings = [settings_text(run.config) for run in runs]
     numbers_of = [run.at(t) for run in runs]
     frame = pd.DataFrame({name: [n.get(key) for n in numbers_of] for name, key in keys.items()})
     frame["value"] = pd.Series([_value(run, metric, t) for run in runs], dtype=float)
@@ -156,11 +158,14 @@ def _measured(runs: Sequence[RunRecord], metric: Metric, t: int | None) -> pd.Da
         run=pd.Series(list(runs), dtype=object),
         seed=[-1 if run.seed is None else run.seed for run in runs],
         missing_seeds=[run.missing_seeds for run in runs],
-        settings=[settings_text(run.config) for run in runs],
-        digest=[str(run.numbers.get(PARAMS_SHA256)) for run in runs],
+        settings=settings,
+        digest=[
+            run.numbers.get(PARAMS_SHA256) or text for run, text in zip(runs, settings, strict=True)
+        ],
     )
     measured = frame.dropna(subset=["value", "test"]).sort_values("digest", kind="stable")
-    return measured.drop_duplicates("settings").sort_index()
+    one_of_each = measured.drop_duplicates("settings")
+    return one_of_each.drop_duplicates(["seed", "digest", *keys, "value"]).sort_index()
 
 
 def _value(run: RunRecord, metric: Metric, t: int | None) -> float | None:
