@@ -3,7 +3,7 @@
     python docs/results/reproduce.py flhc_table1 flis_table4 --seeds 0 1 --lanes 2 --minutes 25
 
 sweeps.yaml lists them; without names the list is printed. A sweep goes to OUT/NAME/seed_N, where
-what an earlier call left is resumed. One that is complete is packed into OUT/NAME/seed_N.tar.xz,
+what an earlier call left is resumed. Rows that have ended are packed into OUT/NAME/seed_N.tar.xz,
 which `flray table` reads unpacked; clusterings and scores of single clients are left out. Lanes run
 at a time and share the GPU.
 """
@@ -43,7 +43,7 @@ class Sweep:
         return self.out / self.name / ("seeds" if self.seed is None else f"seed_{self.seed}")
 
     def run(self, deadline: float) -> bool:
-        """Start or resume it, unless the time is over; True if all of its rows have ended."""
+        """Start or resume it, unless the time is over, and pack it; True if all rows have ended."""
         minutes = (deadline - monotonic()) / 60
         if not self.is_complete() and minutes > 0:
             seed = [] if self.seed is None else [f"seed={self.seed}"]
@@ -53,8 +53,7 @@ class Sweep:
             with self.folder.with_suffix(".log").open("a", encoding="utf-8") as log:
                 command = ["sweep", self.space, *self.typed, *seed, *ends, *resume]
                 flray([*command, "--out", str(self.folder)], log)
-        if self.is_complete():
-            self.pack()
+        self.pack()
         return self.is_complete()
 
     def is_complete(self) -> bool:
@@ -65,13 +64,20 @@ class Sweep:
         return json.loads(report.read_text(encoding="utf-8")).get("unfinished") == 0
 
     def pack(self) -> None:
-        """Write the archive of its runs, if there is none."""
-        archive = self.folder.with_suffix(".tar.xz")
-        if archive.exists():
+        """Write the archive of the rows that have ended, unless it is up to date."""
+        archive, report = self.folder.with_suffix(".tar.xz"), self.folder / "sweep.json"
+        if not report.exists() or _is_newer(archive, report):
             return
         with tarfile.open(archive, "w:xz", preset=9) as packed:
-            for part in ("runs", "space.yaml", "sweep.json", "rows.parquet"):
-                packed.add(self.folder / part, part, filter=_without_large_parts)
+            for summary in sorted(self.folder.glob("runs/*/summary.json")):
+                run = summary.parent
+                packed.add(run, f"runs/{run.name}", filter=_without_large_parts)
+            for part in ("space.yaml", "sweep.json", "rows.parquet"):
+                packed.add(self.folder / part, part)
+
+
+def _is_newer(file: Path, other: Path) -> bool:
+    return file.exists() and file.stat().st_mtime_ns >= other.stat().st_mtime_ns
 
 
 def _without_large_parts(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -48,9 +48,16 @@ def test_sweeps_are_resumed_packed_and_tabled(reproduce, tmp_path, monkeypatch) 
             output.write("the table")
             return
         folder = Path(arguments[arguments.index("--out") + 1])
-        for file in ("runs/0000/summary.json", "runs/0000/clients.parquet", "rows.parquet"):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text("{}")
+        ended = "0001" if "--resume" in arguments else "0000"
+        for file in (
+            "summary.json",
+            "clients.parquet",
+            "../0002/config.yaml",
+            "../../rows.parquet",
+        ):
+            path = folder / "runs" / ended / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
         (folder / "space.yaml").write_text("{}")
         unfinished = int("--resume" not in arguments)
         (folder / "sweep.json").write_text(json.dumps({"unfinished": unfinished}))
@@ -61,15 +68,19 @@ def test_sweeps_are_resumed_packed_and_tabled(reproduce, tmp_path, monkeypatch) 
     archive = tmp_path / "flis_table4" / "seed_1.tar.xz"
     reproduce.main()
     assert {"seed=1", "--max-minutes"} < set(called[0])
-    assert not archive.exists()
+    assert packed_runs(archive) == ["runs/0000", "runs/0000/summary.json"]
     reproduce.main()
     assert "--resume" in called[2]
-    with tarfile.open(archive) as packed:
-        assert "runs/0000/summary.json" in packed.getnames()
-        assert "runs/0000/clients.parquet" not in packed.getnames()
+    both = [f"runs/{row}{file}" for row in ("0000", "0001") for file in ("", "/summary.json")]
+    assert packed_runs(archive) == both
     assert (tmp_path / "flis_table4" / "table.md").read_text() == "the table"
     reproduce.main()
     assert [arguments[0] for arguments in called] == ["sweep", "table", "sweep", "table", "table"]
+
+
+def packed_runs(archive: Path) -> list[str]:
+    with tarfile.open(archive) as packed:
+        return sorted(name for name in packed.getnames() if name.startswith("runs/"))
 
 
 def test_a_sweep_that_is_not_listed_is_refused(reproduce, tmp_path) -> None:
