@@ -46,3 +46,17 @@ def test_what_is_no_result_of_a_method_is_refused_by_its_name(
     monkeypatch.setattr(FedAvg, method, lambda *_: returned)
     with pytest.raises(ExperimentError, match=message):
         flray.run(TINY, rounds=1)
+
+
+class Still(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: w[name] - w0[name] for name in w}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize("mark", ["unmarked", "is_affine", "is_stacked"])
+def test_a_hook_that_never_calls_grad_is_refused_by_its_name(engine, mark, monkeypatch) -> None:
+    monkeypatch.setattr(Still.gradient, mark, True, raising=False)
+    message = r"^Still.gradient must call grad\(w, batch\), .* begin it with g = grad\(w, batch\)"
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, algorithm=Still(), rounds=1, execution={"engine": engine})
