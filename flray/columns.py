@@ -160,6 +160,8 @@ ACCURACY_COLUMNS = ScoreColumns(ACCURACY, "%", higher_is_better=True)
 LOSS = "loss"
 MODEL = "model"
 GROUP = "group"
+# All of them but those of scores
+OF_CLIENTS = (ROUND, CLIENT, NAME, PART, CORRECT, TOTAL, LOSS, MODEL, GROUP)
 
 # summary.json: numbers of the last round, and these.
 ROUNDS = "rounds"
@@ -217,6 +219,17 @@ def score_column(key: str, scores: Iterable[ScoreColumns]) -> str:
         if key.removesuffix(AFTER) in names:
             return ScoreColumn(key, score)
     return key
+
+
+def is_taken(score: str, scores: Iterable[str]) -> bool:
+    """True if columns of a score of this name would be, or begin like, those of something else.
+
+    >>> names = ["accuracy", "loss", "holdout_accuracy", "seconds_late"]
+    >>> [is_taken(name, names) for name in names]
+    [False, True, True, True]
+    """
+    evaluated = {prefix + name for prefix, *_ in EVALUATED if prefix for name in (*scores, LOSS)}
+    return score in OF_CLIENTS or score in evaluated or of_one_round(score)
 
 
 def of_one_round(column: str) -> bool:

@@ -21,8 +21,9 @@ Metrics = dict[str, float]
 class Outcome(Generic[State]):
     """What `init` and `round` of an algorithm return: the new state, and what is recorded.
 
-    Metrics become columns of the round's row, as they are named. Clusterings become files of
-    evidence and are scored; a clustering in `init` is recorded as one after round 0.
+    Metrics become columns of the round's row, as they are named; names of columns that the run
+    records itself are refused, except `train_loss`. Clusterings become files of evidence and are
+    scored; a clustering in `init` is recorded as one after round 0.
 
     >>> Outcome("w1", {"train_loss": 0.5}).metrics, Outcome("w0").clusterings
     ({'train_loss': 0.5}, ())

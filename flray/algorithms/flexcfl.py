@@ -104,7 +104,8 @@ class FlexCfl(Flhc):
 
     def round(self, state: FlhcState, cohort: Cohort, fed: Federation) -> Outcome[FlhcState]:
         outcome = super().round(state, cohort, fed)
-        if not self.eta_g or cohort.t <= self.rounds_before:
+        is_joint = self.recluster.is_joint(state.watch, self.rounds_before, cohort.t)
+        if not self.eta_g or is_joint:
             return outcome
         return replace(outcome, state=self._attracted(outcome.state))
 

@@ -156,11 +156,15 @@ class Flt:
         self, state: FltState, t: int, clients: Ids, fed: Federation
     ) -> tuple[FltState, tuple[Clustering, ...]]:
         """FCR (Alg. 2): hear some clients, then relate all that have answered and are there."""
-        cohort = Cohort(t, clients)
-        heard, memory = self.clustering.observe(fed, state.bank, cohort, state.memory)  # l. 1-11
+        heard, memory = self._observe(state, Cohort(t, clients), fed)  # l. 1-11
         centres = state.centres.updated_by(heard)  # l. 12: M
         clustering = self.clustering.decide(centres.of(fed.clients), fed, t)  # l. 13-19
         return self._related(state.bank, (centres, memory), clustering, state.flags), (clustering,)
+
+    def _observe(self, state: FltState, cohort: Cohort, fed: Federation) -> tuple[Points, Params]:
+        """Signatures of the cohort, and what the signature keeps for its next call."""
+        # Those of different rounds can be compared if they are computed with one model.
+        return self.clustering.observe(fed, fed.initial_bank(), cohort, state.memory)
 
     def _related(
         self, bank: ModelBank, observed: tuple[Points, Params], clustering: Clustering, flags: Flags
@@ -202,7 +206,7 @@ class Flt:
         new = unplaced(state.labels, clients)
         if not len(new):
             return state
-        heard, memory = self.clustering.observe(fed, state.bank, Cohort(fed.t, new), state.memory)
+        heard, memory = self._observe(state, Cohort(fed.t, new), fed)
         if not heard.num_clients:
             return state
         placed = state.centres.of(np.flatnonzero(state.labels >= 0))  # without holdout clients

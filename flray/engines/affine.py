@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from flray.engines.losses import direction_and_loss
 from flray.engines.training import Gradient, LocalBatch
 from flray.models.bank import Params
 
@@ -78,7 +79,8 @@ def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[
     zero, one = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0))
     zeros = dict.fromkeys(leaves, zero)
     ones = dict.fromkeys(zeros, one)
-    direction = hook(_no_gradient, ones, NO_BATCH, zeros, dict.fromkeys(memo, zero))
+    no_memo = dict.fromkeys(memo, zero)
+    direction, _ = direction_and_loss(hook, _no_gradient, ones, NO_BATCH, zeros, no_memo)
     return {name: float(a) for name, a in direction.items()}
 
 
@@ -95,12 +97,15 @@ def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Pa
         {n: leaf if leaf.stride(0) else leaf[:1] for n, leaf in leaves.items()}
         for leaves in (w0, memo)
     )
-    b = hook(_no_gradient, zeros, NO_BATCH, w0_once, memo_once)
+    b, _ = direction_and_loss(hook, _no_gradient, zeros, NO_BATCH, w0_once, memo_once)
     return {n: (leaf / -a[n] if a[n] else leaf).expand_as(w0[n]) for n, leaf in b.items()}
 
 
-def _no_gradient(w: Params, batch: LocalBatch) -> Params:  # noqa: ARG001  # as hooks call it
-    return {name: torch.zeros_like(leaf) for name, leaf in w.items()}
+def _no_gradient(
+    w: Params,
+    batch: LocalBatch,  # noqa: ARG001  # as hooks call it
+) -> tuple[Params, Tensor]:
+    return {name: torch.zeros_like(leaf) for name, leaf in w.items()}, torch.zeros(())
 
 
 @dataclass(frozen=True)

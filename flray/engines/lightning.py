@@ -15,7 +15,7 @@ from torch import Tensor
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.loop import train_one_by_one
-from flray.engines.losses import BatchLoss, RecordedGradient, step_batch, unpadded_batch
+from flray.engines.losses import BatchLoss, direction_and_loss, step_batch, unpadded_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, LocalBatch, Training
 from flray.models.bank import Params, trainable
@@ -176,9 +176,10 @@ class LocalEquation(Callback):
                 return gradients, loss
             return BatchLoss(pl_module).gradient_at(at, batch)
 
-        grad = RecordedGradient(gradient_at)
-        direction = self.gradient(grad, w, self.batch, self.w0, self.memo)
-        self.losses.append(grad.first_loss.double())
+        direction, first_loss = direction_and_loss(
+            self.gradient, gradient_at, w, self.batch, self.w0, self.memo
+        )
+        self.losses.append(first_loss.double())
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for name, p in parameters.items():
             if id(p) in stepped:  # the others are another optimiser's, which asks again

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.logged import Logged, logged, means
-from flray.engines.losses import BatchLoss, RecordedGradient, step_batch
+from flray.engines.losses import BatchLoss, direction_and_loss, step_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, Training
 from flray.models.bank import Params, load_params, params_of, stack, trainable
@@ -55,9 +55,9 @@ class Loop:
         w = {name: p.detach() for name, p in parameters.items()}
         for step in range(plan.num_steps):
             batch = step_batch(plan, step, self.module, self.examples)
-            grad = RecordedGradient(batch_loss.gradient_at)
-            direction = gradient(grad, w, batch, w0, memo)
-            total += grad.first_loss
+            at = batch_loss.gradient_at
+            direction, loss = direction_and_loss(gradient, at, w, batch, w0, memo)
+            total += loss
             for name, p in parameters.items():
                 # An optimiser passes over a parameter without gradient, decay and momentum too
                 p.grad = direction[name] if training.moves(name) else None

@@ -1,7 +1,7 @@
 """The loss of a batch as a function of params, for any LightningModule."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from flray.data.pixels import Examples
 from flray.engines.plan import IndexPlan
-from flray.engines.training import LocalBatch
+from flray.engines.training import Gradient, LocalBatch
 from flray.errors import ExperimentError
 from flray.models.bank import Params
 from flray.models.dropout import dropout_keys
@@ -87,23 +87,38 @@ class BatchLoss(nn.Module):
         return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
 
-@dataclass
-class RecordedGradient:
-    """The function `grad` that a gradient hook calls; it records the loss of its first call.
+def direction_and_loss(
+    hook: Gradient,
+    gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]],
+    w: Params,
+    batch: LocalBatch,
+    w0: Params,
+    memo: Params,
+) -> tuple[Params, Tensor]:
+    """The direction of a hook, and the loss of its first call of `grad`: that of the step.
 
-    >>> grad = RecordedGradient(lambda w, batch: ({"w": 2 * w["w"]}, torch.tensor(0.5)))
-    >>> grad({"w": torch.tensor([3.0])}, None), grad.first_loss
-    ({'w': tensor([6.])}, tensor(0.5000))
+    >>> from flray.engines.training import plain_gradient
+    >>> def square(w, batch):
+    ...     return {"w": 2 * w["w"]}, w["w"] ** 2
+    >>> direction_and_loss(plain_gradient, square, {"w": torch.tensor(3.0)}, None, {}, {})
+    ({'w': tensor(6.)}, tensor(9.))
     """
+    losses: list[Tensor] = []
 
-    gradient_at: Callable[[Params, LocalBatch], tuple[Params, Tensor]]
-    first_loss: Tensor = field(init=False)  # reported as the loss of the step
-
-    def __call__(self, at: Params, batch: LocalBatch) -> Params:
-        gradients, loss = self.gradient_at(at, batch)
-        if not hasattr(self, "first_loss"):
-            self.first_loss = loss
+    def grad(at: Params, batch: LocalBatch) -> Params:
+        gradients, loss = gradient_at(at, batch)
+        losses.append(loss)
         return gradients
+
+    direction = hook(grad, w, batch, w0, memo)
+    if not losses:
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        raise ExperimentError(
+            f"{name} must call grad(w, batch), the gradient of the client's loss, at least once in "
+            "each step, and has returned without; begin it with g = grad(w, batch) and return what "
+            "the optimiser steps along, such as g with a term added"
+        )
+    return direction, losses[0]
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:

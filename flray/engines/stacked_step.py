@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from flray.data.pixels import Examples
 from flray.engines.affine import AffineTerm, factors, is_affine, is_stacked, offsets
 from flray.engines.engine import Block, BlockResult
-from flray.engines.losses import BatchLoss, RecordedGradient
+from flray.engines.losses import BatchLoss, direction_and_loss
 from flray.engines.stacked_plan import Rows, Seats, StackedPlan
 from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
 from flray.engines.written import Descent, Gradients, Targets, Written, WrittenGradient
@@ -274,12 +274,12 @@ class Step:
         first, *second = (batch.for_hook() for batch in batches)
         batch = replace(first, second=second[0]) if second else first
         stacked = self.stacked
-        grad = RecordedGradient(
+        gradient_at = (
             stacked.gradients_of_step()
             if self.takes_all_slots
             else partial(stacked.gradient_at, frozen)
         )
-        return self.gradient(grad, w, batch, w0, memo), grad.first_loss
+        return direction_and_loss(self.gradient, gradient_at, w, batch, w0, memo)
 
     def _move_plainly(self, batch: StackedBatch, targets: Targets) -> Tensor:
         """Move all slots along the written-out gradient; (slots,) the losses of the step."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from flray.client.scores import SCORES, Accuracy, MeanAbsoluteError, Score, columns_of
-from flray.columns import ScoreColumns
+from flray.columns import ScoreColumns, is_taken
 from flray.data.split import Part
 from flray.engines.training import Training
 from flray.measures import MEASURES
@@ -80,12 +80,17 @@ class Evaluation:
                 raise ValueError(f"{key} must be >= 1 or null, got {number}")
         if self.clients is None and self.clients_at_end is not None:
             raise ValueError("clients_at_end needs clients, the sample of the rounds before")
-        names = [getattr(score, "name", None) for score in self.scores]
+        names: list[Any] = [getattr(score, "name", None) for score in self.scores]  # Any: unchecked
         for name in names:
             if not isinstance(name, str) or not name.isidentifier() or names.count(name) > 1:
                 raise ValueError(
                     "scores must have different names made of letters, digits and underscores, "
                     f"got {shown(name)}: set `name` in the class of the score"
+                )
+            if is_taken(name, names):
+                raise ValueError(
+                    f"scores must have names that no recorded column has, got {name}, which is or "
+                    f"begins like one; choose another, such as my_{name}"
                 )
         self.check_target("target", self.target)
 

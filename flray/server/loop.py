@@ -147,7 +147,7 @@ class Server:
         process may compute.
         """
         outcome = self.algorithm.init(self.fed)
-        require_outcome(outcome, self._name("init"))
+        require_outcome(outcome, self._name("init"), self.evaluation.score_columns)
         self.directory.truncate(0)
         row = outcome.metrics | self._record_clusterings(0, outcome)
         if self.evaluation.last_trained:
@@ -213,7 +213,7 @@ class Server:
         cohort = self.algorithm.cohort(before, t, fed)
         require_cohort(cohort, self._name("cohort"))
         outcome = self.algorithm.round(before, cohort, fed)
-        require_outcome(outcome, self._name("round"))
+        require_outcome(outcome, self._name("round"), self.evaluation.score_columns)
         if last is not None and len(clients := last.models.clients):
             writes.append(self._score_trained(t, last.models.bank(clients), clients))
         row: RoundRow = {ROUND: t, COHORT_SIZE: len(cohort.clients), **outcome.metrics}

@@ -3,23 +3,29 @@
 The methods may be a user's own. What is wrong is found here, and not by whoever reads it later.
 """
 
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
+from flray.columns import TRAIN_LOSS, ScoreColumns, of_one_round
 from flray.errors import ExperimentError
 from flray.execution.cohort import Cohort
 from flray.models.bank import ModelBank
+from flray.server.summary import summary_names
 
 
-def require_outcome(outcome: object, method: str) -> None:
-    """Refuse what `init` or `round` returned if it is no Outcome, or has metrics without a number.
+def require_outcome(outcome: object, method: str, scores: Iterable[ScoreColumns] = ()) -> None:
+    """Refuse what `init` or `round` returned if it is no Outcome that the run can record.
+
+    Metrics must be numbers, with names of their own: only `train_loss` is a recorded column.
 
     Args:
         outcome: what the method returned.
         method: how messages name it.
+        scores: those that the run records.
 
     >>> require_outcome(Outcome("w1", {"train_loss": 0.5}), "Mine.round")
     >>> require_outcome("w1", "Mine.round")
@@ -35,6 +41,14 @@ def require_outcome(outcome: object, method: str) -> None:
             raise ExperimentError(
                 f"{method} must return numbers as metrics, got {_kind(value)} for {name!r}; "
                 "a tensor or array of one number is one after float(...)"
+            )
+    own = sorted(outcome.metrics.keys() - {TRAIN_LOSS})
+    taken = summary_names(scores) if own else ()
+    for name in own:
+        if name in taken or of_one_round(name):
+            raise ExperimentError(
+                f"{method} must return metrics with names of their own, got {name!r}, which is or "
+                f"begins like a column that the run records; choose another, such as 'my_{name}'"
             )
 
 

@@ -22,6 +22,7 @@ from flray.columns import (
     CLIENT,
     CLIENT_STEPS,
     CLIENTS_DROPPED,
+    CLIENTS_EVALUATED,
     CLIENTS_REACHING_TARGET,
     CLUSTERING,
     CLUSTERING_OVERLAPPING,
@@ -37,6 +38,7 @@ from flray.columns import (
     ROUND_AFTER_CLUSTERING,
     ROUNDS,
     ROUNDS_TO_TARGET,
+    SE_SAMPLE,
     SECONDS,
     SEED,
     SPLIT_SHA256,
@@ -64,6 +66,7 @@ TOTALS = {
 }
 READS = {USES_GROUND_TRUTH: GROUND_TRUTH_READS, HOLDOUT_LABELS_READ: HOLDOUT_LABELS_READ}
 OTHERS = (
+    CLIENTS_EVALUATED,
     CLUSTERS,
     ROUNDS_TO_TARGET,
     SECONDS,
@@ -190,6 +193,7 @@ def summary_names(scores: Iterable[ScoreColumns] = (ACCURACY_COLUMNS,)) -> list[
     evaluated = summarise(ClientScores(np.zeros(1, np.int64), one, one, np.zeros(1), values), 1)
     names = {prefix + name for prefix, _, _ in EVALUATED for name in evaluated}
     names |= set(partition_scores([0], [0])) | set(TOTALS) | set(OTHERS)
+    names |= {score.column(SE_SAMPLE, prefix) for score in scores for prefix, *_ in EVALUATED}
     names |= MEASURE_COLUMNS.keys()
     names |= {name + AT_BEST for s in scores for name in (s.mean, s.validation)} | {BEST_ROUND}
     return sorted(names | {name + AFTER for s in scores for name in after_clustering(s)})

@@ -22,6 +22,7 @@ from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
 from flray.records.checkpoint import CheckpointStore
+from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 
 from linear import linear_federation
@@ -292,6 +293,25 @@ class TestFlexCfl:
         after = FlexCfl(eta_g=1.0)._attracted(state).bank.params["w"]
         expected = torch.tensor([[2.0, 10 / 3], [0.5, 2.8 / 1.2], [7.0, 7.0]])
         torch.testing.assert_close(after, expected)
+
+    @pytest.mark.parametrize("rounds", [2, 3])
+    def test_groups_attract_each_other_from_the_round_after_the_clustering(
+        self, tiny_run, rounds
+    ) -> None:
+        """Whether round 2 is chosen for it or found: with steady -1 steps are steady from 2 on."""
+        common = f"algorithm={{name: flexcfl, {self.NUMBER}, eta_g: 0.5}}"
+        auto = "algorithm.recluster={when: auto, steady: -1}"
+        chosen, found, apart = (
+            tiny_run(common, *rest, f"rounds={rounds}")
+            for rest in (
+                ["algorithm.rounds_before=2"],
+                ["algorithm.rounds_before=1", auto],
+                ["algorithm.rounds_before=1", auto, "algorithm.eta_g=0"],
+            )
+        )
+        assert [list(read_clusterings(run.path)) for run in (chosen, found, apart)] == [[2]] * 3
+        assert sha(found) == sha(chosen)
+        assert (sha(found) == sha(apart)) == (rounds == 2)
 
 
 class TestHypCluster:

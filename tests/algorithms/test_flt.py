@@ -273,6 +273,44 @@ class TestNewcomers:
         assert result.summary["holdout_accuracy_mean"] > 0.9
 
 
+class TestSignaturesOfModels:
+    """They are computed with the initial model whenever a client is heard, as the first ones."""
+
+    JOIN = "events=[{round: 3, kind: join, clients: [3, 4, 5]}]"
+
+    def runs(self, tiny_run, signature: str, *overrides: str) -> list:
+        """Newcomers are placed in one run, and related anew in the other."""
+        relate = "relate: {name: threshold, gamma: 0.01}"
+        stages = f"signature: {signature}, embed: none, distance: l2, {relate}"
+        algorithm = f"algorithm={{name: flt, clustering: {{{stages}}}}}"
+        ways = ("mean_embedding", "fcr")
+        return [tiny_run(algorithm, *overrides, f"algorithm.newcomers={way}") for way in ways]
+
+    @pytest.mark.parametrize("signature", ["losses", "update"])
+    def test_newcomers_are_compared_with_those_that_were_clustered(
+        self, tiny_run, signature
+    ) -> None:
+        one_batch = "train={lr: 0.1, epochs: 5, batch_size: 300}"  # updates have no order
+        placed, anew = self.runs(tiny_run, signature, self.JOIN, one_batch)
+        first, again = read_clusterings(anew.path).values()
+        assert first.labels.max() > 0  # clients have used different models since
+        np.testing.assert_allclose(again.points[:3], first.points, 0, 1e-6)
+        means = np.stack([first.points[first.labels == c].mean(0) for c in set(first.labels)])
+        distances = np.linalg.norm(again.points[3:, None] - means, axis=2)  # (3, C)
+        last = placed.clients.query("part == 'test' and round == 4").set_index("client")["model"]
+        founders = [np.flatnonzero(first.labels == c)[0] for c in distances.argmin(1)]
+        assert last[[3, 4, 5]].tolist() == last[founders].tolist()
+
+    @pytest.mark.parametrize(
+        "key", ["split.holdout=2", "algorithm.stages=2", "algorithm.dynamic={every: 2}"]
+    )
+    def test_losses_are_of_as_many_models_in_every_round(self, tiny_run, key) -> None:
+        for result in self.runs(tiny_run, "losses", key):
+            found = read_clusterings(result.path)
+            assert {c.points.shape[1] for c in found.values()} == {1}
+            assert result.clients["model"].nunique() > 1
+
+
 def test_flags_by_hand() -> None:
     """jump 3, floor 0.1: 0.05 counts as 0.1, so 0.31 is a change and 0.29 is not."""
 

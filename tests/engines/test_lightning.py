@@ -281,6 +281,9 @@ def test_what_a_module_logs_is_recorded_without_a_warning(engine, tmp_path) -> N
     assert "logged_ones" not in result.summary
 
 
+TAKEN = ("accuracy_mean", "loss_mean", "round", "seconds", "train_loss")
+
+
 @pytest.mark.parametrize("engine", ["loop", "lightning"])
 def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path) -> None:
     class WithMetric(Scheduled):
@@ -293,11 +296,16 @@ def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path
             self.log("largest", self.largest)
             self.log("largest_of_batch", batch[1].max().float())
             self.log("largest_so_far", self.largest.compute())
+            for name in TAKEN:
+                self.log(name, 77.0)
             return super().training_step(batch, batch_idx)
 
     keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
     settings = {"train": {"batch_size": 2}, "execution": {"engine": engine}}
     rounds = flray.run(keys | settings, tmp_path / "run", model=WithMetric, rounds=1).rounds
+    for name in TAKEN:  # a prefix keeps them apart from the run's own
+        assert rounds[f"logged_{name}"].tolist() == [77.0]
+        assert rounds[name].tolist() != [77.0]
     assert rounds["logged_largest"].tolist() == rounds["logged_largest_of_batch"].tolist()
     assert (rounds["logged_largest"] < rounds["logged_largest_so_far"]).all()
 

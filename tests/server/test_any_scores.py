@@ -307,6 +307,17 @@ def test_scores_that_do_not_fit_are_refused(keys, message) -> None:
         flray.run(METERS | keys)
 
 
+def test_a_score_named_like_a_recorded_column_is_refused_by_its_name() -> None:
+    taken = ["loss", "round", "client", "part", "correct", "total", "model", "group", "name"]
+    taken += ["validation_mae", "tuned_holdout_loss", "seconds_late", "bytes_off", "logged_loss"]
+    for name in taken:
+        keys = METERS | {"evaluate": {"scores": ["mae", {"name": "module", "key": name}]}}
+        with pytest.raises(ExperimentError, match=rf"got {name}, .* choose another, .* my_{name}"):
+            parse_experiment(keys)
+    for name in ("my_loss", "validation_rmse", "accuracy_mean"):  # no column is called so
+        parse_experiment(METERS | {"evaluate": {"scores": [{"name": "module", "key": name}]}})
+
+
 def test_scores_of_numbers_are_refused_for_classes(tiny_run) -> None:
     with pytest.raises(ExperimentError, match=r"r2 is a score of numbers, .* are classes; choose"):
         tiny_run("evaluate.scores=[r2]")

@@ -1,5 +1,7 @@
 """What a method of an algorithm of one's own returns is refused with the method's name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,3 +48,47 @@ def test_what_is_no_result_of_a_method_is_refused_by_its_name(
     monkeypatch.setattr(FedAvg, method, lambda *_: returned)
     with pytest.raises(ExperimentError, match=message):
         flray.run(TINY, rounds=1)
+
+
+TAKEN = [
+    *("round", "cohort_size", "accuracy_mean", "holdout_loss_mean", "tuned_accuracy_se_sample"),
+    *("clusters", "clients_evaluated", "ari", "seconds", "seconds_train", "bytes_up_model"),
+    *("client_steps", "clustering_clusters", "logged_norm"),
+]
+
+
+@pytest.mark.parametrize("method", ["init", "round"])
+def test_a_metric_named_like_a_recorded_column_is_refused_by_its_name(method, monkeypatch) -> None:
+    for name in TAKEN:
+        outcome = Outcome("w", {"train_loss": 0.5, "norm": 0.5, name: 77.0})
+        monkeypatch.setattr(FedAvg, method, lambda *_, outcome=outcome: outcome)
+        message = f"^FedAvg.{method} must .*, got '{name}', .* choose another, such as 'my_{name}'$"
+        with pytest.raises(ExperimentError, match=message):
+            flray.run(TINY, rounds=1, evaluate={"every": 9})
+
+
+def test_a_metric_with_a_name_of_its_own_is_recorded(monkeypatch) -> None:
+    average = FedAvg.round
+
+    def watched(*arguments):
+        outcome = average(*arguments)
+        return replace(outcome, metrics=outcome.metrics | {"norm": 77.0, "loss": 78.0})
+
+    monkeypatch.setattr(FedAvg, "round", watched)
+    result = flray.run(TINY, rounds=2)
+    assert result.rounds["norm"].tolist() == [77.0] * 2
+    assert result.summary["loss"] == 78.0
+
+
+class Still(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: w[name] - w0[name] for name in w}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize("mark", ["unmarked", "is_affine", "is_stacked"])
+def test_a_hook_that_never_calls_grad_is_refused_by_its_name(engine, mark, monkeypatch) -> None:
+    monkeypatch.setattr(Still.gradient, mark, True, raising=False)
+    message = r"^Still.gradient must call grad\(w, batch\), .* begin it with g = grad\(w, batch\)"
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, algorithm=Still(), rounds=1, execution={"engine": engine})
