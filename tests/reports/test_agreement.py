@@ -2,9 +2,11 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from flray.config.experiment import parse_experiment, read_yaml
@@ -18,15 +20,25 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-@pytest.fixture(scope="module")
-def counting() -> ModuleType:
-    """The script docs/results/count.py."""
-    spec = importlib.util.spec_from_file_location("count", RESULTS / "count.py")
+def script(name: str) -> ModuleType:
+    """A script of docs/results."""
+    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def counting() -> ModuleType:
+    return script("count")
+
+
+@pytest.fixture
+def shares(counting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setitem(sys.modules, "count", counting)  # shares.py imports it by this name
+    return script("shares")
 
 
 def test_a_difference_of_exactly_the_tolerance_is_within(counting: ModuleType) -> None:
@@ -64,6 +76,30 @@ def test_what_is_counted_of_a_table(counting: ModuleType) -> None:
     assert counts.pop("printed") == 6 * 4
     expected = {"cells": 3, "judged": 3, "within": 1, "known": 1, "pairs": 3, "kept": 2}
     assert counts == expected
+
+
+def test_a_share_is_compared_with_the_chance_of_one_error_in_100(shares: ModuleType) -> None:
+    """FL+HC, Table II, first row: the paper has 49 % of clients at 98.2 %, ours 40 % at 99 %.
+
+    0.99^100 + 100 * 0.01 * 0.99^99 = 0.7358, and 0.4607 with 0.982.
+    """
+    table = find_table("flhc.2")
+    ours = {(0, "acc_post_cluster"): {"value": 99.0}}
+    ours |= {(0, "pct_clients_target_post_cluster"): {"value": 40.0}}
+    assert shares.residuals(table, ours) == pytest.approx(
+        np.array([[40 - 73.58, 49 - 46.07]]), abs=0.01
+    )
+
+
+def test_shares_of_label_swapped_clients_follow_from_accuracies(
+    counting: ModuleType, shares: ModuleType
+) -> None:
+    tables = counting.found_tables()
+    for key, cells in (("flhc.2", 32), ("flhc.5", 18)):
+        left = shares.residuals(*tables[key])
+        assert left.shape == (cells, 2)
+        assert abs(left).max() < 7
+    assert abs(shares.residuals(*tables["flhc.1"])).max() > 60  # their clients differ
 
 
 def test_ratios_are_pairs_with_fedavg(counting: ModuleType) -> None:
