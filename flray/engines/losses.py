@@ -110,13 +110,18 @@ def direction_and_loss(
         losses.append(loss)
         return gradients
 
-    direction = hook(grad, w, batch, w0, memo)
+    direction: object = hook(grad, w, batch, w0, memo)
+    name = getattr(hook, "__qualname__", type(hook).__name__)
     if not losses:
-        name = getattr(hook, "__qualname__", type(hook).__name__)
         raise ExperimentError(
             f"{name} must call grad(w, batch), the gradient of the client's loss, at least once in "
             "each step, and has returned without; begin it with g = grad(w, batch) and return what "
             "the optimiser steps along, such as g with a term added"
+        )
+    if not isinstance(direction, dict):
+        raise ExperimentError(
+            f"{name} must return a dict of tensors by parameter, as grad(w, batch) does, "
+            f"got {type(direction).__name__}"
         )
     return direction, losses[0]
 

@@ -92,3 +92,15 @@ def test_a_hook_that_never_calls_grad_is_refused_by_its_name(engine, mark, monke
     message = r"^Still.gradient must call grad\(w, batch\), .* begin it with g = grad\(w, batch\)"
     with pytest.raises(ExperimentError, match=message):
         flray.run(TINY, algorithm=Still(), rounds=1, execution={"engine": engine})
+
+
+class Forgetful(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        grad(w, batch)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+def test_a_hook_that_returns_nothing_is_refused_by_its_name(engine) -> None:
+    message = "^Forgetful.gradient must return a dict of tensors by parameter.* got NoneType"
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, algorithm=Forgetful(), rounds=1, execution={"engine": engine})
