@@ -20,7 +20,7 @@ from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores, rounds_to_target, summarise
 from flray.records.run_directory import RunDirectory
 from flray.reports.comparison import comparison_sheet
-from flray.reports.lines import round_line, with_merges
+from flray.reports.lines import line_of_run
 from flray.reports.page import render_page
 from flray.reports.runs import by_experiment, find_runs, read_run
 from flray.reports.sweep_tables import row_texts, top_sheet
@@ -95,7 +95,7 @@ def test_the_first_score_decides_worst_client_and_target(measured) -> None:
 def test_lines_tables_and_pages_name_the_score_with_its_unit(measured) -> None:
     folder = measured["fedavg"].path
     row = RunDirectory(folder).rows()[-1]
-    line = round_line(with_merges(row, folder, {}), 2)
+    line = line_of_run(row, folder, {"rounds": 2})
     assert f"mae {row['mae_mean']:.4f} kW · worst client {row['mae_worst']:.4f} kW" in line
     runs, _ = find_runs([folder.parent])
     experiments = by_experiment(runs)
