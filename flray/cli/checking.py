@@ -15,7 +15,7 @@ from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
-from flray.sweeps.describing import describe_space
+from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.space import read_space
 
 NOTE = "   note: "
@@ -61,7 +61,8 @@ def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[s
     """
     path = Path(file)
     if is_space(find_file(file) or find_file(file, SPACES) or path):
-        return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
+        space = read_space(path, overrides)
+        return [f"{path.stem}: {describe_space(space, planned_rows(space))}"]
     if _is_cluster_file(path):
         from flray.execution.cluster_file import check_cluster_file, tool_of  # imports Ray
 

@@ -26,7 +26,7 @@ from flray.reports.runs import by_experiment, find_runs, read_run
 from flray.reports.sweep_tables import row_texts, top_sheet
 from flray.reports.sweeps import read_sweep
 from flray.reports.writers import to_csv, to_markdown
-from flray.sweeps.describing import describe_space
+from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
 from flray.sweeps.table import best_of
@@ -318,7 +318,7 @@ def test_a_sweep_goes_by_the_first_score_and_its_direction() -> None:
     assert (space.options.metric, space.options.mode) == ("validation_mae_mean", "min")
     by_r2 = parse_space({"experiment": plain, "space": {}, "metric": "validation_r2_mean"})
     assert by_r2.options.mode == "max"
-    assert describe_space(space).startswith("2 rows")
+    assert describe_space(space, planned_rows(space)).startswith("2 rows")
     other = {"score": "mae", "uses_ground_truth": False}
     summaries = {
         n: {"validation_mae_mean": v, "mae_mean": v + 1} | other for n, v in enumerate((0.9, 0.4))
@@ -327,7 +327,7 @@ def test_a_sweep_goes_by_the_first_score_and_its_direction() -> None:
     assert (best["sets"], best["mae_mean"]) == ({"train.lr": 0.2}, 1.4)
     unnamed = plain | {"evaluate": {}}
     with pytest.raises(ExperimentError, match=r"name it, as in evaluate.scores=\[mae\]"):
-        describe_space(parse_space({"experiment": unnamed, "space": {"train.lr": [0.1, 0.2]}}))
+        planned_rows(parse_space({"experiment": unnamed, "space": {"train.lr": [0.1, 0.2]}}))
 
 
 def test_the_page_of_a_sweep_ranks_by_its_score(tmp_path) -> None:
