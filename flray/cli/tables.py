@@ -8,7 +8,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flray.cli.places import RUNS
-from flray.config.reference import names
 from flray.errors import ExperimentError
 from flray.reports.published import Table, find_table, load_tables
 
@@ -80,9 +79,6 @@ def _state(table: Table) -> str:
     """Whether flray has what the table needs."""
     if table.is_formulas:
         return "formulas, nothing to run"
-    missing = [name for name in table.required_algorithms if name not in names("algorithm")]
-    if missing:
-        return f"algorithms not there yet: {', '.join(missing)}"
     if not table.match.numbers:
         return "its algorithms are there, no run records its numbers yet"
     return "its algorithms are there"
