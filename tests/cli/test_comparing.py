@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -150,15 +149,3 @@ def test_rows_of_a_sweep_are_compared_by_their_settings(compare, tmp_path: Path)
     _, out, _ = compare("s", "--format", "csv")
     found = [(row["experiment"], row["seeds"]) for row in csv.DictReader(io.StringIO(out))]
     assert found == [(f"threshold {value}", "2") for value in ("0.1", "1", "10")]
-
-
-def test_the_order_is_that_of_the_command_that_made_the_runs(compare, tmp_path: Path) -> None:
-    runs = [
-        {"name": name, "folder": f"{name}/seed_{seed}", "experiment": {}}
-        for name in ("flhc", "fedavg")
-        for seed in (0, 1)
-    ]
-    for expected in (["fedavg", "flhc"], ["flhc", "fedavg"]):
-        _, out, _ = compare("runs", "--format", "csv")
-        assert [row["experiment"] for row in csv.DictReader(io.StringIO(out))] == expected
-        (tmp_path / "runs" / "command.json").write_text(json.dumps({"overrides": [], "runs": runs}))

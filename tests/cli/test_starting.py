@@ -166,11 +166,6 @@ def test_a_space_that_comes_with_flray_is_checked_by_name() -> None:
     assert "ok flhc_digits: " in flray("check", "flhc_digits")
 
 
-def test_options_that_are_no_keys_are_left_to_click() -> None:
-    done = CliRunner().invoke(cli, ["run", "mine.yaml", "--oot", "x"])
-    assert "Did you mean '--out'?" in done.output
-
-
 def test_lists_name_shipped_files() -> None:
     assert "flhc/mnist_label_swap" in flray("list", "experiments")
     assert "flhc_table4" in flray("list", "spaces")
