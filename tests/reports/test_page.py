@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -31,7 +30,6 @@ from recorded import (
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from flray.cli import cli
 from flray.columns import VALIDATION_ACCURACY_MEAN as VALIDATION
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
@@ -52,6 +50,8 @@ from flray.reports.sweep_figures import (
 )
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import read_sweep
+
+from scenarios import typed
 
 pytestmark = pytest.mark.slow
 
@@ -771,14 +771,14 @@ class TestFolders:
 
     def test_the_page_goes_into_the_first_folder(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        shown = CliRunner().invoke(cli, ["report", str(path)]).output
+        shown = typed("report", path)
         assert (path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         assert "report.html" in shown
         assert len(find_runs([tmp_path])[0]) == 1
 
     def test_the_page_goes_where_it_is_told(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        CliRunner().invoke(cli, ["report", str(path), "--out", str(tmp_path / "new" / "p.html")])
+        typed("report", path, "--out", tmp_path / "new" / "p.html")
         assert (tmp_path / "new" / "p.html").is_file()
         assert not (path / "report.html").exists()
 
