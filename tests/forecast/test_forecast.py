@@ -3,15 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from flray.cli import cli
 from flray.config.experiment import parse_experiment
 from flray.data.events import make_timeline
 from flray.engines.engine import Block
@@ -24,7 +23,7 @@ from flray.measures.settings import Evaluation
 from flray.runs.preparing import deal
 from flray.sweeps.describing import predicted_steps
 
-from scenarios import TINY, tiny_experiment
+from scenarios import TINY, tiny_experiment, typed
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +34,10 @@ def forecast_of(*overrides: str, **keywords) -> Forecast:
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """What `flray plan` prints, in a folder with tiny.yaml; errors are raised."""
+    """What `flray plan` prints, in a folder with tiny.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(json.dumps(TINY))
-
-    def run(*arguments: str) -> str:
-        return CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False).output
-
-    return run
+    return partial(typed, "plan")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +93,10 @@ def test_a_plan_says_which_clusters_it_assumes(plan) -> None:
     assert "assumes that training leads to 2 clusters" in plan(*given, "--clusters", "2")
 
 
-def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal() -> None:
+def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal(monkeypatch) -> None:
     """Out of time after two rounds."""
-    found = forecast_of("rounds=50", "participation=1", budget_s=0.0)
+    monkeypatch.setattr("flray.forecast.forecast.REHEARSED_S", 0.0)
+    found = forecast_of("rounds=50", "participation=1")
     one = forecast_of("rounds=1", "participation=1")
     assert not found.is_rehearsed
     assert found.client_steps == 50 * one.client_steps
