@@ -72,7 +72,7 @@ def plan_files(
         with console.status(f"rehearsing a row of {file}"):
             lines, forecast = plan_space(file, [*overrides, *part], make)
         measured |= forecast.rates
-        console.print("\n".join(lines), soft_wrap=True, markup=False)
+        console.print("\n".join(lines), soft_wrap=True)
     rest = [argument for argument in arguments if argument not in spaces]
     runs = () if spaces and len(spaces) == len(files) else read_campaign(rest, None, False).runs
     for run in runs:

@@ -134,7 +134,7 @@ class Display:
 
     def print(self, line: str) -> None:
         """Print a line as it is, however long."""
-        self.console.print(line, soft_wrap=True, markup=False)
+        self.console.print(line, soft_wrap=True)
 
     def show_title(self, name: str, rest: str) -> None:
         """Print a line with a name in bold before the rest."""
@@ -221,7 +221,7 @@ def attach_to(out: Path, console: Console) -> None:
         raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
 
     def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
     def show(row: RoundRow) -> None:
         say(line_of_run(row, out, config))
