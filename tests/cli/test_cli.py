@@ -60,9 +60,7 @@ def flray(monkeypatch, capsys, tmp_path):
 
 ERRORS = [
     ("trian.lr=0.1", "unknown key 'trian'", "did you mean 'train'"),
-    ("train.lrr=0.1", "unknown key 'train.lrr'", "did you mean 'lr'"),
     ("rounds=many", "rounds must be a whole number", "'many'"),
-    ("train.lr=fast", "train.lr must be a number", "'fast'"),
     ("train.lr=-1", "train: lr must be > 0", "-1"),
     ("train.lr=1.0e400", "train.lr must be a finite number", "inf"),
     ("rounds=1000000000000000000000000000000", "rounds must be at most", "1000"),
@@ -70,12 +68,7 @@ ERRORS = [
     ("dataset={name: digits, size: 100000000}", "this machine has", "lower"),
     ("algorithm=fedprx", "unknown algorithm 'fedprx'", "did you mean 'fedprox'"),
     ("dataset=mnits", "unknown dataset 'mnits'", "known: arrays, cifar10"),
-    ("split.name=pathlogical", "unknown split 'pathlogical'", "did you mean 'pathological'"),
-    ("model=resnet999", "unknown model 'resnet999'", "known: char_gru, cnn1d, conv_ae"),
-    ("participation=0", "participation must be in (0, 1]", "got 0.0"),
     ("participation=1.5", "participation must be in (0, 1]", "got 1.5"),
-    ("split={name: pathological, clients: 6, labels_per_client: 11}", "labels_per_client", "11"),
-    ("split={name: iid, clients: 1000}", "clients", "300"),
     ("split={name: pathological, clients: 290}", "label 0 has 30", "lower clients"),
     ("split={name: dirichlet, clients: 150, alpha: 0.01}", "min_samples", "clients"),
     ("execution.engine=warp", "execution.engine must be one of", "'warp'"),
