@@ -95,11 +95,6 @@ class TestCheckpointsOfAnotherRun:
         with pytest.raises(ExperimentError, match=r"params_sha256.*summary\.json"):
             flray.load(run).model(0)
 
-    def test_runs_may_be_copied_and_go_on_to_the_same_result(self, copy) -> None:
-        run = copy("part_0")
-        resume(run)
-        assert numbers(run) == numbers("whole_0")
-
 
 class TestSettings:
     def test_an_edited_configuration_is_refused_and_may_be_typed(self, copy) -> None:
