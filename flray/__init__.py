@@ -120,7 +120,7 @@ def _run_one(
     """
     from flray.client.host import restored_torch_settings
     from flray.records.run_directory import RunDirectory
-    from flray.reports.lines import round_line, with_merges
+    from flray.reports.lines import line_of_run
     from flray.result import Result
     from flray.runs.conduct import Monitor
     from flray.runs.launch import run_experiment
@@ -131,8 +131,7 @@ def _run_one(
 
     def show(row: dict[str, Any]) -> None:
         if progress:
-            shown = with_merges(row, folder, parsed.plain)
-            print(round_line(shown, parsed.settings.rounds), flush=True)
+            print(line_of_run(row, folder, parsed.plain), flush=True)
         if on_round is not None:
             on_round(row)
 

@@ -1,7 +1,9 @@
 """Small experiments and ragged clients for the tests; nothing is downloaded."""
 
 import itertools
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pandas as pd
 import pytest
 import torch
 from _pytest.mark import ParameterSet
+from click.testing import CliRunner
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from flray.cli import cli
 from flray.client.host import HostSettings, start_host
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.overrides import override
@@ -280,6 +284,39 @@ def ancestors(pid: int) -> list[int]:
         stat = Path(f"/proc/{found[-1]}/stat").read_text()
         found.append(int(stat.rpartition(")")[2].split()[1]))
     return found
+
+
+def typed(*arguments: object) -> str:
+    """What a command prints; its error is raised."""
+    done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def processes_below(title: str) -> list[int]:
+    """Processes started by this one, or by one of those, whose title begins with a text."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            is_ours = os.getpid() in ancestors(int(folder.name))
+            if is_ours and (folder / "cmdline").read_bytes().startswith(title.encode()):
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def processes_marked(name: str, folder: Path, title: str = "") -> list[int]:
+    """Other processes with an environment variable that is the folder, and a text in their title.
+
+    Whoever started them: keepers and processes of Ray outlive theirs.
+    """
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = f"{name}={folder}\0".encode() in (entry / "environ").read_bytes()
+            if is_ours and title.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def is_alive(process: int | str) -> bool:

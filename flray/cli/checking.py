@@ -15,7 +15,7 @@ from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
-from flray.sweeps.describing import describe_space
+from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.space import read_space
 
 NOTE = "   note: "
@@ -35,13 +35,13 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
             lines = _described(file, overrides, tool)
         except ExperimentError as error:
             console.print(Text.assemble(("no", "red"), f" {file}: "), end="", soft_wrap=True)
-            console.print(str(error), markup=False, soft_wrap=True)
+            console.print(str(error), soft_wrap=True)
             wrong += 1
         else:
             for line in lines:
                 is_remark = line.startswith(NOTE)
                 console.print("" if is_remark else Text("ok ", style="green"), end="")
-                console.print(line, soft_wrap=True, markup=False)
+                console.print(line, soft_wrap=True)
     return wrong
 
 
@@ -61,7 +61,8 @@ def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[s
     """
     path = Path(file)
     if is_space(find_file(file) or find_file(file, SPACES) or path):
-        return [f"{path.stem}: {describe_space(read_space(path, overrides))}"]
+        space = read_space(path, overrides)
+        return [f"{path.stem}: {describe_space(space, planned_rows(space))}"]
     if _is_cluster_file(path):
         from flray.execution.cluster_file import check_cluster_file, tool_of  # imports Ray
 

@@ -51,7 +51,7 @@ def shipped_table(kind: str) -> Table:
         kind: `experiments` or `spaces`.
     """
     folder = EXPERIMENTS if kind == "experiments" else SPACES
-    table = _table(kind, "name", "what it is")
+    table = titled_table(kind, "name", "what it is")
     for name in names(folder):
         file = find_file(name, folder)
         table.add_row(name, Text("" if file is None else first_comment(file)))
@@ -103,7 +103,7 @@ def _components(title: str, kind: str) -> Table:
 
     Purposes are first sentences of docstrings, so that a new component needs no entry here.
     """
-    table = _table(title, "name", "what it is", "keys and defaults")
+    table = titled_table(title, "name", "what it is", "keys and defaults")
     for component in components(kind):
         table.add_row(component.name, Text(component.purpose), Text(_short(component)))
     return table
@@ -119,14 +119,15 @@ def _short(component: Described) -> str:
 
 
 def _keys(title: str, keys: Sequence[Key]) -> Table:
-    table = _table(title, "key", "values", "default", "what it is")
+    table = titled_table(title, "key", "values", "default", "what it is")
     for key in keys:
         default = REQUIRED if key.default is None else key.default
         table.add_row(*map(Text, (key.name, key.values, default, key.note)))
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def titled_table(title: str, *columns: str) -> Table:
+    """An empty table for the terminal, whose long cells are folded."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")

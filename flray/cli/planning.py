@@ -72,7 +72,7 @@ def plan_files(
         with console.status(f"rehearsing a row of {file}"):
             lines, forecast = plan_space(file, [*overrides, *part], make)
         measured |= forecast.rates
-        console.print("\n".join(lines), soft_wrap=True, markup=False)
+        console.print("\n".join(lines), soft_wrap=True)
     rest = [argument for argument in arguments if argument not in spaces]
     runs = () if spaces and len(spaces) == len(files) else read_campaign(rest, None, False).runs
     for run in runs:
@@ -97,7 +97,7 @@ def plan_space(
     Args:
         make: What forecasts an experiment.
     """
-    from flray.sweeps.describing import describe_rows, planned_rows  # imports Ray
+    from flray.sweeps.describing import describe_space, planned_rows  # imports Ray
     from flray.sweeps.space import read_space
 
     space = read_space(Path(file), overrides)
@@ -108,7 +108,7 @@ def plan_space(
     seconds = typical.total_s / max(1, typical.client_steps) * rows.at_most / at_a_time
     memory = typical.memory_per_process * typical.processes
     lines = [
-        f"{Path(file).stem}: {describe_rows(space, rows)}",
+        f"{Path(file).stem}: {describe_space(space, rows)}",
         f"  at most {counted(rows.at_most, 'client step')} with rounds that rows share; rows that "
         "end in the same clusters share more",
         f"  a typical row ({rows.experiments[middle].algorithm.name}, "

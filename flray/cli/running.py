@@ -18,7 +18,7 @@ from flray.records.command import read_command
 from flray.records.lock import holder
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
-from flray.reports.lines import event_line, round_line, with_merges
+from flray.reports.lines import event_line, line_of_run
 from flray.runs.conduct import Monitor, ShouldStop, noticing_sigterm
 from flray.runs.launch import run_experiment
 from flray.runs.remarks import remarks
@@ -134,7 +134,7 @@ class Display:
 
     def print(self, line: str) -> None:
         """Print a line as it is, however long."""
-        self.console.print(line, soft_wrap=True, markup=False)
+        self.console.print(line, soft_wrap=True)
 
     def show_title(self, name: str, rest: str) -> None:
         """Print a line with a name in bold before the rest."""
@@ -161,8 +161,7 @@ class Display:
         plain = run.experiment.plain
         if event := event_line(plain["events"], row[ROUND]):
             self.print(f"{prefix}{event}")
-        merged = with_merges(row, run.out, plain)
-        self.print(f"{prefix}{round_line(merged, run.experiment.settings.rounds)}")
+        self.print(f"{prefix}{line_of_run(row, run.out, plain)}")
         if self.mirror is not None and not _is_on_ray(run):
             self.mirror.push_sometimes()
 
@@ -222,10 +221,10 @@ def attach_to(out: Path, console: Console) -> None:
         raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
 
     def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
     def show(row: RoundRow) -> None:
-        say(round_line(with_merges(row, out, config), config["rounds"]))
+        say(line_of_run(row, out, config))
 
     for row in directory.rows()[-1:]:
         show(row)

@@ -91,7 +91,7 @@ def sweep(
             watch = Watch(follow, figures_of, is_ending)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
-        console.print(f"interrupted; go on with: {again}", soft_wrap=True, markup=False)
+        console.print(f"interrupted; go on with: {again}", soft_wrap=True)
         raise click.Abort from None
     _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
 
@@ -192,10 +192,10 @@ def _conclude(result: SweepResult, console: Console, again: str, where: str) -> 
         )
     _show_failures(result, console)
     if unfinished:
-        console.print(f"stopped; go on with: {again}", soft_wrap=True, markup=False)
+        console.print(f"stopped; go on with: {again}", soft_wrap=True)
     console.print(where, soft_wrap=True)
     page = f"a page of it: flray report {shlex.quote(where)}"
-    console.print(page, soft_wrap=True, markup=False)
+    console.print(page, soft_wrap=True)
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table[ERROR].iloc[0]}")
 
@@ -219,7 +219,7 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
         notes.append(left_out_note(best["left_out"]))
     text = f"best {metric} {best[metric]:.4f}{marks} (rows {best['rows']}): {sets}"
     for line in (text, *notes):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 def _show_failures(result: SweepResult, console: Console) -> None:
@@ -230,4 +230,4 @@ def _show_failures(result: SweepResult, console: Console) -> None:
         rows = failed.loc[(failed[STATUS] == status) & (failed[ERROR] == message), ROW].tolist()
         what = "failed" if status == "failed" else "not run, because the GPU failed"
         text = f"{count} {what} (row {rows[0]}): {message}"
-        console.print(text, style="red", markup=False, soft_wrap=True)
+        console.print(text, style="red", soft_wrap=True)

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from flray.cli.listing import titled_table
 from flray.cli.places import RUNS
-from flray.config.reference import names
 from flray.errors import ExperimentError
 from flray.reports.published import Table, find_table, load_tables
 
@@ -57,9 +57,7 @@ def tables_listing() -> RichTable:
 
     It has what they cost, whether flray has their methods, and the sweep that fills them.
     """
-    listing = RichTable(title="tables", title_justify="left", title_style="bold")
-    for column in ("name", "what it is", "client SGD steps", "state"):
-        listing.add_column(column, overflow="fold")
+    listing = titled_table("tables", "name", "what it is", "client SGD steps", "state")
     for table in load_tables().values():
         what = f"{table.paper}, Table {table.number}. {table.caption}"
         sweep = f"\nflray sweep tune_spaces/{table.space}" if table.space else ""
@@ -80,9 +78,6 @@ def _state(table: Table) -> str:
     """Whether flray has what the table needs."""
     if table.is_formulas:
         return "formulas, nothing to run"
-    missing = [name for name in table.required_algorithms if name not in names("algorithm")]
-    if missing:
-        return f"algorithms not there yet: {', '.join(missing)}"
     if not table.match.numbers:
         return "its algorithms are there, no run records its numbers yet"
     return "its algorithms are there"

@@ -86,19 +86,17 @@ def forecast(
     experiment: Experiment,
     processes: int | None = None,
     rates: Mapping[str, Rate] | None = None,
-    budget_s: float = REHEARSED_S,
     clusters: int | None = None,
 ) -> Forecast:
     """Rehearse an experiment in this process and compute what the run will take.
 
-    Writes to a temporary folder only. Takes about `budget_s` for rounds and as long for evaluations
-    of some clients, the time to load the data and, for each kind of block, about a second of
-    training.
+    Writes to a temporary folder only. Takes about `REHEARSED_S` for rounds and as long for
+    evaluations of some clients, the time to load the data and, for each kind of block, about a
+    second of training.
 
     Args:
         processes: Client actors that train at a time; None: as many as the experiment asks for.
         rates: Rates of another machine by kind of block; nothing is measured here then.
-        budget_s: Seconds of rounds after which the rehearsal ends.
         clusters: Clusters of equal size that a clustering finds. None: as many as the split has
             groups, where the rehearsal cannot tell because clients would be trained for it.
 
@@ -116,7 +114,7 @@ def forecast(
     measured = executor.host.engine if rates is None else _UnknownKinds(tuple(rates))
     engine = Sampling(measured, dict(rates or {}))
     executor = replace(executor, host=replace(executor.host, engine=engine))
-    rehearsal = _rehearsed(experiment, parts, executor, budget_s, clusters)
+    rehearsal = _rehearsed(experiment, parts, executor, clusters)
     if processes is None:
         processes = planned.plan.num_actors if planned.plan else 1
     seconds = {
@@ -146,11 +144,7 @@ def forecast(
 
 
 def _rehearsed(
-    experiment: Experiment,
-    parts: Prepared,
-    executor: Inline,
-    budget_s: float,
-    clusters: int | None,
+    experiment: Experiment, parts: Prepared, executor: Inline, clusters: int | None
 ) -> "Rehearsal":
     """Rehearse rounds up to the clustering at least, then evaluations."""
     num_rounds = experiment.settings.rounds
@@ -171,18 +165,18 @@ def _rehearsed(
         algorithm, assumed = with_assumed_clusters(
             server.algorithm, server.timeline.at(1), clusters, lambda: bool(blocks or engine.blocks)
         )
+        server = replace(server, algorithm=algorithm)
         fewest = max(2, server.stop_after)
         rounds_only = replace(
             server,
-            algorithm=algorithm,
             evaluation=_of_one_client(server.evaluation, num_rounds),
             on_round=note_blocks,
             stop=None,  # the longest that the run can take
-            should_stop=lambda: len(blocks) >= fewest and perf_counter() - begin > budget_s,
+            should_stop=lambda: len(blocks) >= fewest and perf_counter() - begin > REHEARSED_S,
         )
         rounds_only.run()
         seconds = perf_counter() - begin
-        evaluation = rehearsed_evaluation(replace(server, algorithm=algorithm), engine, budget_s)
+        evaluation = rehearsed_evaluation(server, engine, REHEARSED_S)
         usual_s, last_s = (  # of a run of two rounds
             evaluation.of(len(fed.scored(server.evaluation.sample_size(t, num_rounds=2))))
             for t in (1, 2)

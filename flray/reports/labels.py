@@ -1,7 +1,7 @@
 """Labels of settings in tables and figures: short names of keys, readable values."""
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -39,16 +39,17 @@ def component_name(value: Any) -> str:  # Any: YAML
 def readable_settings(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """A column of rows.parquet for people: numbers if all of its values are, else texts.
 
-    Values are recorded as JSON; mappings become `component_labels`. Missing values stay missing.
+    Mappings and lists are recorded as JSON; mappings become `component_labels`. Missing values stay
+    missing.
 
     >>> readable_settings(pd.Series(["0.1", "10"])).tolist()
     [0.1, 10.0]
-    >>> readable_settings(pd.Series(['"cfl"', '{"name": "flt", "k": 4}'])).tolist()
+    >>> readable_settings(pd.Series(["cfl", '{"name": "flt", "k": 4}'])).tolist()
     ['cfl', 'flt']
     """
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return column
-    text = column.map(_text, na_action="ignore").astype(object)
+    text = column.map(setting_text, na_action="ignore").astype(object)
     distinct = text.dropna().unique().tolist()
     if any(value.startswith("{") for value in distinct):
         labels = dict(zip(distinct, component_labels(distinct), strict=True))
@@ -88,9 +89,3 @@ def _fields(text: str) -> Mapping[str, Any]:  # Any: JSON
     except ValueError:  # a name, or a message that begins with a bracket
         content = text
     return leaves(content) if isinstance(content, dict) else {"name": text}
-
-
-def _text(value: Hashable) -> str:
-    if isinstance(value, str) and value.startswith('"') and value.endswith('"'):
-        return str(json.loads(value))
-    return setting_text(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flray import columns as recorded
+from flray.columns import ScoreColumns
 from flray.config.overrides import THRESHOLD
 from flray.records.clusterings import clustering_files, read_clustering
 from flray.records.run_directory import RunDirectory
@@ -16,41 +17,44 @@ from flray.reports.configuration import value_at
 from flray.values import highest_equal
 
 Row = Mapping[str, Any]  # a row of rounds.parquet; Any: numbers and texts
-# Keys added to a row
-_LOWEST, _HIGHEST, _CUT, _SCORE = "lowest_merge", "highest_merge", "threshold", "score"
 
 
-def with_merges(row: Row, run: Path, config: Mapping[str, Any]) -> dict[str, Any]:  # Any: YAML
-    """The row of a round with what its line needs of the run's folder: the run's score, and the
-    range of merges of its clustering.
+def line_of_run(row: Row, run: Path, config: Mapping[str, Any]) -> str:  # Any: YAML
+    """The `round_line` of a run, with its score and the range of merges of the clustering.
 
     The range is not a recorded column, because rows of a sweep with equal clusters share a run even
-    if their trees differ. The row is returned unchanged if the round did not cluster, or if the
-    partition has no tree.
+    if their trees differ. It is left out if the partition has no tree.
 
     Args:
         row: A row of rounds.parquet.
         run: The run directory, whose clusterings/ has the file of the round already.
-        config: The resolved configuration, for the threshold.
+        config: The resolved configuration, for the number of rounds and the threshold.
     """
-    row = {**row, _SCORE: RunDirectory(run).scores()[0]}
     files = clustering_files(run) if row.get(recorded.CLUSTERING_CLUSTERS) is not None else {}
     file = files.get(row[recorded.ROUND]) or files.get(0)
     tree = None if file is None else read_clustering(file).linkage
-    if tree is None or not len(tree):
-        return dict(row)
-    return {**row, _LOWEST: tree[0, 2], _HIGHEST: tree[-1, 2], _CUT: value_at(config, THRESHOLD)}
+    merges = ""
+    if tree is not None and len(tree):
+        merges = _merges(tree[0, 2], tree[-1, 2], value_at(config, THRESHOLD))
+    return round_line(row, config["rounds"], RunDirectory(run).scores()[0], merges)
 
 
-def round_line(row: Row, num_rounds: int) -> str:
+def round_line(
+    row: Row, num_rounds: int, score: ScoreColumns = recorded.ACCURACY_COLUMNS, merges: str = ""
+) -> str:
     """One round on one line: its evaluation if it had one, its loss, its clustering, its seconds.
+
+    Args:
+        row: A row of rounds.parquet.
+        num_rounds: The rounds of the run.
+        score: The score of the run.
+        merges: What there is to say about the tree of its clustering.
 
     >>> round_line({"round": 3, "accuracy_mean": 0.5, "accuracy_worst": 0.25, "clusters": 2,
     ...             "train_loss": 1.5, "seconds": 0.25}, 20)
     'round  3/20 · accuracy  50.00 % · worst client  25.00 % · clusters 2 · loss 1.5000 · 0.25 s'
     """
     parts = [f"round {row[recorded.ROUND]:{len(str(num_rounds))}d}/{num_rounds}"]
-    score = row.get(_SCORE, recorded.ACCURACY_COLUMNS)
     if row.get(score.mean) is not None:
         for title, column in {
             score.name: score.mean,
@@ -74,8 +78,8 @@ def round_line(row: Row, num_rounds: int) -> str:
         if row.get(recorded.CLUSTERING + recorded.ARI) is not None:
             clusters += f" (ARI {row[recorded.CLUSTERING + recorded.ARI]:.2f})"
         parts.append(clusters)
-    if row.get(_LOWEST) is not None:
-        parts.append(_merges(row[_LOWEST], row[_HIGHEST], row[_CUT]))
+    if merges:
+        parts.append(merges)
     if row.get(recorded.CLIENTS_DROPPED):
         parts.append(f"dropped {row[recorded.CLIENTS_DROPPED]}")
     parts.append(f"{row[recorded.SECONDS]:.2f} s")

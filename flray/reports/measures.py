@@ -36,12 +36,9 @@ def experiments_sheet(experiments: Experiments) -> Sheet | None:
         experiments: The finished runs of each experiment by name.
     """
     rows = {name: [run.numbers for run in runs] for name, runs in experiments.items()}
-    measured = {name: seeds for name, seeds in rows.items() if any(map(_is_measured, seeds))}
+    keys = _SHOWN.keys()
+    measured = {name: seeds for name, seeds in rows.items() if any(keys & n.keys() for n in seeds)}
     return _sheet("experiment", measured)
-
-
-def _is_measured(numbers: Plain) -> bool:
-    return any(key in numbers for key in _SHOWN)
 
 
 def errors_by_round(run: RunRecord) -> pd.DataFrame:

@@ -206,13 +206,11 @@ def by_experiment(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     grouped: dict[str, list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(run.name, []).append(run)
-    return {name: _in_order(seeds) for name, seeds in grouped.items()}
-
-
-def _in_order(seeds: Sequence[RunRecord]) -> list[RunRecord]:
-    missing = sum(run.summary is None for run in seeds)
-    ordered = sorted(seeds, key=lambda run: run.seed or 0)
-    return [replace(run, missing_seeds=missing) for run in ordered]
+    for name, seeds in grouped.items():
+        missing = sum(run.summary is None for run in seeds)
+        ordered = sorted(seeds, key=lambda run: run.seed or 0)
+        grouped[name] = [replace(run, missing_seeds=missing) for run in ordered]
+    return grouped
 
 
 def finished(experiments: Experiments) -> dict[str, list[RunRecord]]:

@@ -77,20 +77,15 @@ def planned_rows(space: Space) -> PlannedRows:
     return PlannedRows(experiments, steps, shared_steps, num_rows)
 
 
-def describe_space(space: Space) -> str:
+def describe_space(space: Space, rows: PlannedRows) -> str:
     """One sentence on what a sweep will run: its rows, their prefixes and their client steps.
 
     Client steps are those of the rows one by one; a sweep trains fewer, which depends on its
-    clusterings. Loads the data and deals them, but trains nothing. `flray check` prints it.
+    clusterings. `flray check` and `flray plan` print it.
 
-    Raises:
-        ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
+    Args:
+        rows: The rows of the space, as `planned_rows` returns them.
     """
-    return describe_rows(space, planned_rows(space))
-
-
-def describe_rows(space: Space, rows: PlannedRows) -> str:
-    """The sentence of `describe_space` on the rows of a space."""
     experiments = rows.experiments
     if isinstance(space.options.search, OptunaSearch):
         num_known = len(expand(space))

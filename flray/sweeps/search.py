@@ -17,7 +17,6 @@ from ray.tune.search.optuna import OptunaSearch as TuneOptuna
 from ray.tune.search.sample import Categorical
 
 from flray.errors import ExperimentError
-from flray.server.loop import never
 from flray.sweeps.forms import BetweenMerges, Grid, Values
 from flray.sweeps.rows import SweepRow, ends_of, is_excluded, is_suggested, suggested_row
 from flray.sweeps.space import Space
@@ -39,8 +38,8 @@ class RowSearch(Searcher):
     def __init__(
         self,
         pending: Sequence[SweepRow],
-        suggestions: "Suggestions | None" = None,
-        is_over: Callable[[], bool] = never,
+        suggestions: "Suggestions | None",
+        is_over: Callable[[], bool],
     ) -> None:
         super().__init__()
         self.pending = deque(pending)

@@ -16,7 +16,7 @@ from flray.config.overrides import override
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, processes_marked, run_experiment
 
 pytestmark = pytest.mark.long
 
@@ -48,21 +48,8 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     (folder / "sleepy_of_tests.py").write_text(SLEEPY)
     (folder / "slow.yaml").write_text(yaml.safe_dump(override(SLOW, RAY)))
     yield folder
-    for pid in processes_of(folder):
+    for pid in processes_marked(MARK, folder):
         os.kill(pid, signal.SIGKILL)
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Command lines started there, keepers, and everything of their Ray clusters."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"{MARK}={folder}\0".encode() in environment:
-            found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +165,7 @@ def test_what_does_not_fit_leaves_nothing_behind(runs, folder) -> None:
 @pytest.mark.usefixtures("runs")
 def test_when_all_are_done_no_process_is_left(folder) -> None:
     deadline = time.monotonic() + 60
-    while left := processes_of(folder):
+    while left := processes_marked(MARK, folder):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
     files = [path for path in folder.rglob("*") if path.is_file()]

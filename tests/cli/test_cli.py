@@ -60,9 +60,7 @@ def flray(monkeypatch, capsys, tmp_path):
 
 ERRORS = [
     ("trian.lr=0.1", "unknown key 'trian'", "did you mean 'train'"),
-    ("train.lrr=0.1", "unknown key 'train.lrr'", "did you mean 'lr'"),
     ("rounds=many", "rounds must be a whole number", "'many'"),
-    ("train.lr=fast", "train.lr must be a number", "'fast'"),
     ("train.lr=-1", "train: lr must be > 0", "-1"),
     ("train.lr=1.0e400", "train.lr must be a finite number", "inf"),
     ("rounds=1000000000000000000000000000000", "rounds must be at most", "1000"),
@@ -70,12 +68,7 @@ ERRORS = [
     ("dataset={name: digits, size: 100000000}", "this machine has", "lower"),
     ("algorithm=fedprx", "unknown algorithm 'fedprx'", "did you mean 'fedprox'"),
     ("dataset=mnits", "unknown dataset 'mnits'", "known: arrays, cifar10"),
-    ("split.name=pathlogical", "unknown split 'pathlogical'", "did you mean 'pathological'"),
-    ("model=resnet999", "unknown model 'resnet999'", "known: char_gru, cnn1d, conv_ae"),
-    ("participation=0", "participation must be in (0, 1]", "got 0.0"),
     ("participation=1.5", "participation must be in (0, 1]", "got 1.5"),
-    ("split={name: pathological, clients: 6, labels_per_client: 11}", "labels_per_client", "11"),
-    ("split={name: iid, clients: 1000}", "clients", "300"),
     ("split={name: pathological, clients: 290}", "label 0 has 30", "lower clients"),
     ("split={name: dirichlet, clients: 150, alpha: 0.01}", "min_samples", "clients"),
     ("execution.engine=warp", "execution.engine must be one of", "'warp'"),
@@ -178,27 +171,16 @@ def test_a_wrong_list_of_components_is_one_message(flray, arguments, expected) -
     assert (code, expected in err) == (2, True), err
 
 
-def test_max_minutes_stops_with_0_and_resume_goes_on(flray) -> None:
-    code, out, _ = flray("run", "tiny.yaml", "--out", "timed", "--max-minutes", "0")
-    assert code == 0
-    assert "stopped" in out
-    assert "round 1/4" in out
-    assert "round 2/4" not in out
-    code, out, _ = flray("run", "tiny.yaml", "--out", "timed", "--resume")
-    assert code == 0
-    assert "round 2/4" in out
-    assert "round 1/4" not in out
-    assert Path("timed/summary.json").exists()
-
-
 def sha256(folder: str) -> str:
     return json.loads(Path(folder, "summary.json").read_text())["params_sha256"]
 
 
-def test_a_stopped_run_prints_the_command_that_resumes_it(flray) -> None:
+def test_a_run_out_of_time_stops_with_0_and_prints_the_command_that_resumes_it(flray) -> None:
     """Overrides and the file need not be told again; the result is that of a run in one go."""
     flray("run", "tiny.yaml", "train.lr=0.05", "--out", "whole")
-    _, out, _ = flray("run", "tiny.yaml", "train.lr=0.05", "--out", "cut", "--max-minutes", "0")
+    run = ("run", "tiny.yaml", "train.lr=0.05", "--out", "cut")
+    code, out, _ = flray(*run, "--max-minutes", "0")
+    assert (code, "round 1/4" in out, "round 2/4" in out) == (0, True, False)
     command = out.split("go on with: flray ")[1].split("\n")[0]
     assert command == "run --out cut --resume"
     code, out, _ = flray(*command.split())
@@ -343,8 +325,6 @@ def test_tensorboard_and_csv_have_what_the_run_directory_has(flray) -> None:
         assert found["accuracy_mean", row["round"]] == pytest.approx(row["accuracy_mean"])
     assert flray("export", "board", "--table", "rounds", "rounds.csv")[0] == 0
     assert pd.read_csv("rounds.csv")["accuracy_mean"].tolist() == rounds["accuracy_mean"].tolist()
-    code, _, err = flray("export", "board", "x.ckpt")
-    assert (code, "--client" in err) == (2, True)
 
 
 NOTIFIED = """

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -41,7 +40,8 @@ def compare(monkeypatch, capsys, tmp_path):
 def test_what_to_type_for_an_unfinished_run_or_sweep(compare) -> None:
     write_run(Path("my run"), (), None)
     here = Path.cwd()
-    assert f"go on with: flray run --out '{here}/my run' --resume" in compare("my run")[2]
+    code, _, err = compare("my run")
+    assert (code, f"go on with: flray run --out '{here}/my run' --resume" in err) == (2, True)
     rows = [row | {"status": "unfinished"} for row in sweep_rows()]
     write_sweep(Path("my sweep"), rows)
     assert f"flray sweep --out '{here}/my sweep' --resume" in compare("my sweep")[2]
@@ -137,9 +137,6 @@ def test_unfinished_runs_are_named_and_left_out(compare, tmp_path: Path) -> None
     assert code == 0
     assert "left out, since it is not finished: later, seed 0" in err
     assert len(out.splitlines()) == 3
-    code, _, err = compare("runs/later")
-    assert code == 2
-    assert "flray run --out" in err
 
 
 def test_rows_of_a_sweep_are_compared_by_their_settings(compare, tmp_path: Path) -> None:
@@ -150,15 +147,3 @@ def test_rows_of_a_sweep_are_compared_by_their_settings(compare, tmp_path: Path)
     _, out, _ = compare("s", "--format", "csv")
     found = [(row["experiment"], row["seeds"]) for row in csv.DictReader(io.StringIO(out))]
     assert found == [(f"threshold {value}", "2") for value in ("0.1", "1", "10")]
-
-
-def test_the_order_is_that_of_the_command_that_made_the_runs(compare, tmp_path: Path) -> None:
-    runs = [
-        {"name": name, "folder": f"{name}/seed_{seed}", "experiment": {}}
-        for name in ("flhc", "fedavg")
-        for seed in (0, 1)
-    ]
-    for expected in (["fedavg", "flhc"], ["flhc", "fedavg"]):
-        _, out, _ = compare("runs", "--format", "csv")
-        assert [row["experiment"] for row in csv.DictReader(io.StringIO(out))] == expected
-        (tmp_path / "runs" / "command.json").write_text(json.dumps({"overrides": [], "runs": runs}))

@@ -12,14 +12,12 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 
 import flray
-from flray.cli import cli
 from flray.errors import ClientFailure, ExperimentError
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY
+from scenarios import TINY, typed
 
 pytestmark = pytest.mark.slow
 
@@ -39,20 +37,14 @@ def folder(tmp_path_factory) -> Iterator[Path]:
         patch.setattr("flray.reports.embed.figure_source", lambda *_: ("data:,", 1))
         patch.chdir(tmp_path_factory.mktemp("damage"))
         Path("base.yaml").write_text(yaml.safe_dump(COMMON))
-        invoke("run", "base.yaml", "--out", "whole")
-        invoke("run", "base.yaml", "--out", "part", "--max-minutes", "0")
+        typed("run", "base.yaml", "--out", "whole")
+        typed("run", "base.yaml", "--out", "part", "--max-minutes", "0")
         shutil.copytree("whole", "longer")
-        invoke("run", "--out", "longer", "--resume", "rounds=4")
+        typed("run", "--out", "longer", "--resume", "rounds=4")
         export("whole", Path("whole.ckpt"))
         for run in RUNS:
             Path(run, "run.lock").touch()
         yield Path.cwd()
-
-
-def invoke(*arguments: str) -> None:
-    done = CliRunner().invoke(cli, arguments)
-    if done.exception is not None:
-        raise done.exception
 
 
 # How a file is damaged.
@@ -132,17 +124,17 @@ OF_FOLDERS = (removed, replaced_by_a_file)
 
 
 def resume(run: str) -> None:
-    invoke("run", "--out", run, "--resume")
+    typed("run", "--out", run, "--resume")
     assert sha256(run) == sha256("whole")
 
 
 def resume_with_the_file(run: str) -> None:
-    invoke("run", "base.yaml", "--out", run, "--resume")
+    typed("run", "base.yaml", "--out", run, "--resume")
     assert sha256(run) == sha256("whole")
 
 
 def extend(run: str) -> None:
-    invoke("run", "--out", run, "--resume", "rounds=4")
+    typed("run", "--out", run, "--resume", "rounds=4")
     assert sha256(run) == sha256("longer")
     assert len(RunDirectory(run).clients()) == len(RunDirectory("longer").clients())
 
@@ -154,24 +146,24 @@ def sha256(run: str) -> str:
 
 
 def report(run: str) -> None:
-    invoke("report", run)
+    typed("report", run)
 
 
 def table(run: str) -> None:
-    invoke("table", "flhc.4", "--runs", run)
+    typed("table", "flhc.4", "--runs", run)
 
 
 def attach(run: str) -> None:
-    invoke("attach", run)
+    typed("attach", run)
 
 
 def check(run: str) -> None:
-    invoke("check", f"{run}/config.yaml")
+    typed("check", f"{run}/config.yaml")
 
 
 def export(run: str, file: Path = Path("client.ckpt")) -> None:
     file.unlink(missing_ok=True)
-    invoke("export", run, "--client", "0", str(file))
+    typed("export", run, "--client", "0", str(file))
     if (Path(run) / "summary.json").is_file():
         found, expected = (torch.load(f, weights_only=True) for f in (file, Path("whole.ckpt")))
         for name, leaf in expected["state_dict"].items():
@@ -180,7 +172,7 @@ def export(run: str, file: Path = Path("client.ckpt")) -> None:
 
 def export_tables(run: str) -> None:
     for name in ("rounds", "clients"):
-        invoke("export", run, "--table", name, f"{name}.csv")
+        typed("export", run, "--table", name, f"{name}.csv")
 
 
 def load(run: str) -> None:
@@ -259,7 +251,7 @@ TOO_LONG = "x" * 300
 )
 def test_a_place_that_cannot_be_written_is_one_message(arguments) -> None:
     with pytest.raises((ExperimentError, SystemExit)) as refused:
-        invoke(*arguments)
+        typed(*arguments)
     assert "\n" not in str(refused.value)
     assert not Path("nowhere").exists()
 
@@ -270,4 +262,4 @@ def test_a_read_only_file_system_is_one_message(monkeypatch) -> None:
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ExperimentError, match=r"read or write .*new': Read-only"):
-        invoke("run", "base.yaml", "--out", "new")
+        typed("run", "base.yaml", "--out", "new")

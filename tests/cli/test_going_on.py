@@ -17,7 +17,7 @@ from flray.config.overrides import override
 from flray.records.lock import holder
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, processes_marked, run_experiment
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -40,7 +40,8 @@ import signal
 import sys
 
 import flray
-from test_going_on import FAULTS, processes
+from scenarios import processes_marked
+from test_going_on import FAULTS, MARK
 from pathlib import Path
 
 faults = dict(FAULTS)
@@ -49,7 +50,7 @@ faults = dict(FAULTS)
 def disturb(row):
     title = faults.pop(row["round"], None)
     if title:
-        (pid,) = processes(Path.cwd(), title)
+        (pid,) = processes_marked(MARK, Path.cwd(), title)
         os.kill(pid, signal.SIGKILL)
 
 
@@ -68,7 +69,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     (folder / "slow_of_tests.py").write_text(SLEEPY)
     (folder / "slow.yaml").write_text(yaml.safe_dump(override(PLAIN, RAY)))
     yield folder
-    for pid in processes(folder):
+    for pid in processes_marked(MARK, folder):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -80,17 +81,6 @@ def expected(folder) -> str:
         patch.syspath_prepend(str(folder))
         quick = parse_experiment(override(PLAIN, ["algorithm=fedavg"]))
         return run_experiment(quick, folder / "quiet").summary["params_sha256"]
-
-
-def processes(folder: Path, title: str = "") -> list[int]:
-    """Those that were started there, whose command line has a text."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_ours = f"{MARK}={folder}\0".encode() in (entry / "environ").read_bytes()
-            if is_ours and title.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
 
 
 def wait_for_round(process: subprocess.Popen, out: Path, t: int) -> None:
@@ -117,7 +107,7 @@ def test_server_and_keeper_are_killed(folder, expected) -> None:
     out = folder / "both"
     process = start(folder, "both")
     wait_for_round(process, out, 3)
-    (server,) = processes(folder, "ray::ServerActor")
+    (server,) = processes_marked(MARK, folder, "ray::ServerActor")
     os.kill(server, signal.SIGKILL)
     wait_for_round(process, out, 10)
     os.kill(holder(out), signal.SIGKILL)
@@ -136,7 +126,7 @@ def test_the_raylet_is_killed(folder, expected) -> None:
     out = folder / "raylet"
     process = start(folder, "raylet")
     wait_for_round(process, out, 3)
-    (raylet,) = processes(folder, "/raylet/raylet")
+    (raylet,) = processes_marked(MARK, folder, "/raylet/raylet")
     os.kill(raylet, signal.SIGKILL)
     told, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, told + (out / "server.log").read_text()[-3000:]

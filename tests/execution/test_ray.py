@@ -37,7 +37,15 @@ from flray.execution.trained import Trained
 from flray.records.run_directory import RunDirectory
 from flray.server.actor import start_processes
 
-from scenarios import TINY, Result, ancestors, run_experiment, tiny_experiment, tiny_federation
+from scenarios import (
+    TINY,
+    Result,
+    ancestors,
+    processes_below,
+    run_experiment,
+    tiny_experiment,
+    tiny_federation,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +59,7 @@ HARD = [
     "execution.block=2",
 ]
 LIGHT = "num_cpus: 0.1"  # several actors on a small machine
+CLIENT_ACTOR = "ray::ClientActor"  # how titles of client actors begin
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +324,7 @@ def test_a_killed_actor_loses_nothing(tmp_path, num_killed) -> None:
 
     def kill_some(row) -> None:
         if row["round"] <= times:
-            for pid in _client_actor_pids()[:num_killed]:
+            for pid in processes_below(CLIENT_ACTOR)[:num_killed]:
                 os.kill(pid, signal.SIGKILL)
                 seen.append(pid)
 
@@ -353,7 +362,7 @@ def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
 
     def stop_one(row) -> None:
         if row["round"] == 1:
-            stopped.append(_client_actor_pids()[0])
+            stopped.append(processes_below(CLIENT_ACTOR)[0])
             os.kill(stopped[0], signal.SIGSTOP)
 
     pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
@@ -450,7 +459,7 @@ def test_an_actor_that_is_killed_while_it_starts_is_replaced(tmp_path) -> None:
 
     def kill_first() -> None:
         while not killed:
-            killed.extend(_client_actor_pids()[:1])
+            killed.extend(processes_below(CLIENT_ACTOR)[:1])
         os.kill(killed[0], signal.SIGKILL)
 
     pool = ["execution.executor=ray", f"execution.actors={{count: 2, {LIGHT}}}"]
@@ -467,20 +476,6 @@ def test_a_job_that_takes_far_longer_than_others_hangs() -> None:
     now = monotonic()
     running = {"a": ray_pool.Running(0, 0, now), "b": ray_pool.Running(1, 1, now - 1001.0)}
     assert pool._hanging(running, "Train") == ["b"]
-
-
-def _client_actor_pids() -> list[int]:
-    """Processes whose title says that they are our client actors."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            is_ours = os.getpid() in ancestors(int(folder.name))
-        except OSError:
-            continue
-        if is_ours and title.startswith("ray::ClientActor"):
-            pids.append(int(folder.name))
-    return sorted(pids)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -12,7 +12,7 @@ from flray.config.experiment import parse_experiment
 from flray.config.overrides import override
 from flray.execution.cluster import connected
 
-from scenarios import TINY, ancestors, run_experiment
+from scenarios import TINY, processes_below, run_experiment
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -32,17 +32,6 @@ def cluster():
         yield
 
 
-def processes(title: str) -> list[int]:
-    """Of the cluster of this test, by the beginning of their titles."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_ours = os.getpid() in ancestors(int(folder.name))
-            if is_ours and (folder / "cmdline").read_bytes().startswith(title.encode()):
-                found.append(int(folder.name))
-    return found
-
-
 def megabytes(pid: int) -> float:
     """What the process has in memory of its own, without what it maps of others."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -57,10 +46,10 @@ def test_actors_are_killed_for_200_rounds(tmp_path, capsys) -> None:
     killed: list[int] = []
 
     def disturb(row) -> None:
-        actors = processes("ray::ClientActor")
+        actors = processes_below("ray::ClientActor")
         with suppress(OSError, ValueError):
             used["driver"].append(megabytes(os.getpid()))
-            used["server"].append(max(map(megabytes, processes("ray::ServerActor"))))
+            used["server"].append(max(map(megabytes, processes_below("ray::ServerActor"))))
             used["actors"].append(max(map(megabytes, actors)))
         if actors and row["round"] % KILL_EVERY == 0:
             with suppress(ProcessLookupError):

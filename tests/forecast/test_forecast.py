@@ -3,14 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from flray.cli import cli
 from flray.config.experiment import parse_experiment
 from flray.data.events import make_timeline
 from flray.engines.engine import Block
@@ -23,13 +23,21 @@ from flray.measures.settings import Evaluation
 from flray.runs.preparing import deal
 from flray.sweeps.describing import predicted_steps
 
-from scenarios import TINY, tiny_experiment
+from scenarios import TINY, tiny_experiment, typed
 
 pytestmark = pytest.mark.slow
 
 
 def forecast_of(*overrides: str, **keywords) -> Forecast:
     return forecast(tiny_experiment(*overrides), **keywords)
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """What `flray plan` prints, in a folder with tiny.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(json.dumps(TINY))
+    return partial(typed, "plan")
 
 
 @pytest.mark.parametrize(
@@ -79,18 +87,16 @@ def test_clusters_are_assumed_to_be_the_groups_unless_data_alone_decide_them() -
         forecast_of(*SWAPPED, FLHC % "threshold: 99", clusters=7)
 
 
-def test_a_plan_says_which_clusters_it_assumes(tmp_path) -> None:
-    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
-    arguments = ["plan", str(tmp_path / "tiny.yaml"), *SWAPPED, FLHC % "threshold: 99"]
-    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
-    assert "assumes that training leads to 3 clusters; where you expect others, add --clus" in shown
-    shown = CliRunner().invoke(cli, [*arguments, "--clusters", "2"], catch_exceptions=False).output
-    assert "assumes that training leads to 2 clusters" in shown
+def test_a_plan_says_which_clusters_it_assumes(plan) -> None:
+    given = ("tiny.yaml", *SWAPPED, FLHC % "threshold: 99")
+    assert "assumes that training leads to 3 clusters; where you expect others, add" in plan(*given)
+    assert "assumes that training leads to 2 clusters" in plan(*given, "--clusters", "2")
 
 
-def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal() -> None:
+def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal(monkeypatch) -> None:
     """Out of time after two rounds."""
-    found = forecast_of("rounds=50", "participation=1", budget_s=0.0)
+    monkeypatch.setattr("flray.forecast.forecast.REHEARSED_S", 0.0)
+    found = forecast_of("rounds=50", "participation=1")
     one = forecast_of("rounds=1", "participation=1")
     assert not found.is_rehearsed
     assert found.client_steps == 50 * one.client_steps
@@ -207,24 +213,19 @@ def test_a_rate_is_the_slope_of_the_time_over_the_steps(monkeypatch) -> None:
     assert [p.num_steps for p in some_steps(Block(tuple(plans), {}, {}), 0.26).plans] == [11, 6]
 
 
-def test_a_profile_serves_where_nothing_is_measured(tmp_path, monkeypatch) -> None:
-    path, kept = tmp_path / "tiny.yaml", tmp_path / "rates.json"
-    path.write_text(json.dumps(TINY))
-    run = CliRunner().invoke
-    first = run(cli, ["plan", str(path), "--save-profile", str(kept)], catch_exceptions=False)
-    assert "client steps" in first.output
-    assert "takes most" in first.output
+def test_a_profile_serves_where_nothing_is_measured(plan, monkeypatch) -> None:
+    shown = plan("tiny.yaml", "--save-profile", "rates.json")
+    assert "client steps" in shown
+    assert "takes most" in shown
     monkeypatch.setattr(Sampling, "_measured", pytest.fail)
-    again = run(cli, ["plan", str(path), "--profile", str(kept)], catch_exceptions=False)
-    assert again.exit_code == 0
+    assert "takes most" in plan("tiny.yaml", "--profile", "rates.json")
 
 
-def test_a_space_is_planned_by_a_typical_row(tmp_path) -> None:
+def test_a_space_is_planned_by_a_typical_row(plan) -> None:
     """The time of all rows follows from client steps and from the row with the median of them."""
     space = {"experiment": TINY, "space": {"rounds": [2, 3, 4], "train.lr": [0.1, 0.2]}}
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
-    arguments = ["plan", str(tmp_path / "space.yaml"), "concurrency=3"]
-    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    Path("space.yaml").write_text(yaml.safe_dump(space))
+    shown = plan("space.yaml", "concurrency=3")
     assert "space: 6 rows: 0 from 0 prefixes of FedAvg, 6 without one" in shown
     steps = {n: planned_steps(n) for n in (2, 3, 4)}
     assert f"at most {2 * sum(steps.values()):,} client steps" in shown
@@ -232,19 +233,19 @@ def test_a_space_is_planned_by_a_typical_row(tmp_path) -> None:
     row, all_rows = (float(s) for s in re.findall(r"about ([\d.]+) s", shown))
     assert all_rows == pytest.approx(row * 2 * sum(steps.values()) / steps[3] / 3, abs=0.2)
     with pytest.raises(ExperimentError, match=r"--gpus is for experiments, .* concurrency=4"):
-        CliRunner().invoke(cli, [*arguments, "--gpus", "1"], catch_exceptions=False)
+        plan("space.yaml", "--gpus", "1")
 
 
-def test_a_part_of_a_space_is_planned(tmp_path) -> None:
+def test_a_part_of_a_space_is_planned(plan) -> None:
     methods = {"fedavg": {"algorithm": "fedavg"}, "scaffold": {"algorithm": "scaffold"}}
     space = {"experiment": {"first": TINY, "second": {**TINY, "rounds": 2}}, "methods": methods}
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
-    arguments = ["plan", str(tmp_path / "space.yaml"), "--methods", "fed*", "--splits", "second"]
-    shown = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+    Path("space.yaml").write_text(yaml.safe_dump(space))
+    part = ("--methods", "fed*", "--splits", "second")
+    shown = plan("space.yaml", *part)
     assert "space: 1 row:" in shown
     assert f"a typical row (fedavg, {planned_steps(2):,} client steps)" in shown
     with pytest.raises(ExperimentError, match="choose rows of a space, and no space was given"):
-        CliRunner().invoke(cli, ["plan", "demo/flhc", *arguments[2:]], catch_exceptions=False)
+        plan("demo/flhc", *part)
 
 
 def planned_steps(rounds: int) -> int:
@@ -253,26 +254,18 @@ def planned_steps(rounds: int) -> int:
     return predicted_steps(experiment, make_timeline(split, ()))
 
 
-def test_what_cannot_be_foretold_is_said(tmp_path) -> None:
+def test_what_cannot_be_foretold_is_said(plan) -> None:
     with pytest.raises(ExperimentError, match="has no blocks of this kind, it knows: other"):
         forecast_of(rates={"other": Rate(0.0, 1.0)})
-    (tmp_path / "rates.json").write_text("[]")
-    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
-    tiny = str(tmp_path / "tiny.yaml")
-    for arguments, message in (
-        (["--profile", str(tmp_path / "rates.json")], "is no profile of `flray plan"),
-        (["--gpus", "1"], "they use no GPU: set execution.executor=ray"),
-    ):
-        failed = CliRunner().invoke(cli, ["plan", tiny, *arguments])
-        assert isinstance(failed.exception, ExperimentError)
-        assert message in str(failed.exception)
+    Path("rates.json").write_text("[]")
+    with pytest.raises(ExperimentError, match="is no profile of `flray plan"):
+        plan("tiny.yaml", "--profile", "rates.json")
+    with pytest.raises(ExperimentError, match=r"they use no GPU: set execution\.executor=ray"):
+        plan("tiny.yaml", "--gpus", "1")
 
 
-def test_gpus_limit_the_actors_at_work(tmp_path) -> None:
+def test_gpus_limit_the_actors_at_work(plan) -> None:
     """0.25 of a GPU each: eight fit on two, and five were asked for."""
-    actors = {"executor": "ray", "actors": {"count": 5, "num_gpus": 0.25}}
-    (tmp_path / "tiny.yaml").write_text(json.dumps({**TINY, "execution": actors}))
+    actors = "execution={executor: ray, device: cpu, actors: {count: 5, num_gpus: 0.25}}"
     for gpus, expected in (("2", 5), ("0.5", 2)):
-        arguments = ["plan", str(tmp_path / "tiny.yaml"), "execution.device=cpu", "--gpus", gpus]
-        shown = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-        assert f"{expected} training at a time" in shown.output
+        assert f"{expected} training at a time" in plan("tiny.yaml", actors, "--gpus", gpus)

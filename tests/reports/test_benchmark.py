@@ -2,14 +2,11 @@
 
 import csv
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from recorded import write_sweep
 
-from flray.cli import cli
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
     all_numbers,
@@ -23,6 +20,8 @@ from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_f
 from flray.reports.page import render_page
 from flray.reports.sweeps import read_sweep
 from flray.reports.writers import to_csv, to_latex, to_markdown
+
+from scenarios import typed
 
 NUMBER = "algorithm.number"
 METHODS = {
@@ -94,10 +93,10 @@ def test_sweeps_over_parts_of_the_splits_are_ranked_as_one(sweep, tmp_path) -> N
     for each in swap:
         del each["experiment"]
     parts = {"swap": swap, "others": others}
-    folders = [str(write_sweep(tmp_path / k, v, methods=METHODS)) for k, v in parts.items()]
-    both = CliRunner().invoke(cli, ["compare", *folders, "--format", "csv"])
-    assert both.output == all_numbers(sweep).to_csv(index=False)
-    cell = benchmarks_of(joined([read_sweep(Path(f)) for f in folders]))[0].cells.loc["ifca"]
+    folders = [write_sweep(tmp_path / k, v, methods=METHODS) for k, v in parts.items()]
+    both = typed("compare", *folders, "--format", "csv")
+    assert both == all_numbers(sweep).to_csv(index=False)
+    cell = benchmarks_of(joined(list(map(read_sweep, folders))))[0].cells.loc["ifca"]
     assert cell.loc["swap", "folder"] == str(tmp_path / "swap/runs/ifca_swap_4_0")
     named = write_sweep(tmp_path / "one", swap, methods=METHODS, experiment={"swapped": {}})
     assert list(benchmarks_of(read_sweep(named))[0].scores_of) == ["swapped"]
@@ -113,9 +112,8 @@ def test_one_method_on_one_split_is_first(tmp_path) -> None:
 
 def test_sweeps_that_share_a_split_are_refused(sweep, tmp_path) -> None:
     write_sweep(tmp_path / "again", rows(), methods=METHODS)
-    done = CliRunner().invoke(cli, ["compare", str(sweep.path), str(tmp_path / "again")])
-    assert done.exit_code != 0
-    assert "split swap is in" in str(done.exception)
+    with pytest.raises(ExperimentError, match="split swap is in"):
+        typed("compare", sweep.path, tmp_path / "again")
 
 
 def test_each_protocol_chooses_by_its_own_validation(tmp_path) -> None:
@@ -228,12 +226,8 @@ def test_the_page_ranks_methods_and_the_terminal_too(sweep) -> None:
     assert "Methods by mean rank" in text
     assert "What the settings do" not in text
     assert '<a href="runs/ifca_swap_4_0/report.html">' in text
-    shown = CliRunner().invoke(cli, ["compare", str(sweep.path), "--format", "csv"]).output
-    assert shown.startswith("method,was told")
     figure = sweep.path / "ranks.svg"
-    done = CliRunner().invoke(cli, ["compare", str(sweep.path), "--figure", str(figure)])
-    assert isinstance(done.exception, ExperimentError)
-    assert "known: ranks, methods, dots" in str(done.exception)
-    command = ["compare", str(sweep.path), "--figure", str(figure), "--kind", "ranks"]
-    assert CliRunner().invoke(cli, command).exit_code == 0
+    with pytest.raises(ExperimentError, match="known: ranks, methods, dots"):
+        typed("compare", sweep.path, "--figure", figure)
+    typed("compare", sweep.path, "--figure", figure, "--kind", "ranks")
     assert figure.is_file()

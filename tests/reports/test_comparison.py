@@ -167,11 +167,6 @@ def test_a_seed_that_never_clustered_is_left_out() -> None:
     assert "(2.00x)" in shown(clustering_sheet({"fedavg": base, "flhc": mine}))
 
 
-def test_a_baseline_of_nothing_gives_a_dash() -> None:
-    text = shown(clustering_sheet({"a": [run(0, [0.0, 0.0])], "b": [run(0, [0.5, 0.5], after=1)]}))
-    assert "(–)" in text
-
-
 def test_ratios_are_to_fedavg_wherever_it_stands() -> None:
     base, mine = [run(0, [0.2, 0.4])], [run(0, [0.2, 0.8], after=2)]
     sheet = clustering_sheet({"flhc": mine, "plain": base})

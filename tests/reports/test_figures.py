@@ -210,12 +210,13 @@ class TestGeometry:
         np.testing.assert_array_equal(whose, owner)
         assert how == "the points that were clustered"
 
-    def test_points_of_more_dimensions_are_projected_on_the_largest_two(self):
+    @pytest.mark.parametrize("dims", [3, 6])  # fewer and more than points
+    def test_points_of_more_dimensions_are_projected_on_the_largest_two(self, dims):
         flat = np.random.default_rng(2).normal(size=(5, 2))
-        turn = np.linalg.qr(np.random.default_rng(3).normal(size=(6, 6)))[0][:2]
+        turn = np.linalg.qr(np.random.default_rng(3).normal(size=(dims, dims)))[0][:2]
         found, _, how = plane(clustering(points=flat @ turn, point_owner=np.arange(5)))
         np.testing.assert_allclose(pdist(found), pdist(flat), atol=1e-9)
-        assert how == "first two principal components of 6 (100 % of the variance)"
+        assert how == f"first two principal components of {dims} (100 % of the variance)"
 
     @pytest.mark.parametrize("points", [None, ON_A_LINE[:, None]])
     def test_without_points_in_a_plane_distances_are_scaled(self, points):

@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -31,7 +30,6 @@ from recorded import (
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from flray.cli import cli
 from flray.columns import VALIDATION_ACCURACY_MEAN as VALIDATION
 from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores
@@ -52,6 +50,8 @@ from flray.reports.sweep_figures import (
 )
 from flray.reports.sweep_tables import top_sheet
 from flray.reports.sweeps import read_sweep
+
+from scenarios import typed
 
 pytestmark = pytest.mark.slow
 
@@ -465,8 +465,9 @@ class TestSweep:
 
     def test_a_failed_seed_is_marked_at_the_metric_whatever_it_is(self, tmp_path):
         rows = self.with_failed(lambda row: row["seed"] == 1)
-        folder = write_sweep(tmp_path / "s", rows, metric="clusters", mode="min")
-        sheet = top_sheet(read_sweep(folder))
+        sweep = read_sweep(write_sweep(tmp_path / "s", rows, metric="clusters", mode="min"))
+        assert sweep.best["clusters"].tolist() == [0]
+        sheet = top_sheet(sweep)
         lines = sheet.lines()
         assert all("‡" in lines[row, "clusters"]["ours"] for row in sheet.labels.index)
 
@@ -725,12 +726,6 @@ class TestSweep:
         assert words.count("4.5 ± 0.7") == 5 + 1
         assert "± 0.71" not in words
 
-    def test_the_metric_and_its_direction_are_the_spaces(self, tmp_path):
-        folder = write_sweep(tmp_path / "s", metric="clusters", mode="min")
-        best = read_sweep(folder).best
-        assert best["clusters"].tolist() == [0]
-        is_sound(page_of(folder))
-
     def test_columns_may_be_missing(self, tmp_path):
         folder = tmp_path / "s"
         folder.mkdir()
@@ -771,14 +766,14 @@ class TestFolders:
 
     def test_the_page_goes_into_the_first_folder(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        shown = CliRunner().invoke(cli, ["report", str(path)]).output
+        shown = typed("report", path)
         assert (path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         assert "report.html" in shown
         assert len(find_runs([tmp_path])[0]) == 1
 
     def test_the_page_goes_where_it_is_told(self, tmp_path):
         path = write_run(tmp_path / "a", events=())
-        CliRunner().invoke(cli, ["report", str(path), "--out", str(tmp_path / "new" / "p.html")])
+        typed("report", path, "--out", tmp_path / "new" / "p.html")
         assert (tmp_path / "new" / "p.html").is_file()
         assert not (path / "report.html").exists()
 

@@ -20,13 +20,13 @@ from flray.errors import ExperimentError
 from flray.measures.scores import ClientScores, rounds_to_target, summarise
 from flray.records.run_directory import RunDirectory
 from flray.reports.comparison import comparison_sheet
-from flray.reports.lines import round_line, with_merges
+from flray.reports.lines import line_of_run
 from flray.reports.page import render_page
 from flray.reports.runs import by_experiment, find_runs, read_run
 from flray.reports.sweep_tables import row_texts, top_sheet
 from flray.reports.sweeps import read_sweep
 from flray.reports.writers import to_csv, to_markdown
-from flray.sweeps.describing import describe_space
+from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
 from flray.sweeps.table import best_of
@@ -95,7 +95,7 @@ def test_the_first_score_decides_worst_client_and_target(measured) -> None:
 def test_lines_tables_and_pages_name_the_score_with_its_unit(measured) -> None:
     folder = measured["fedavg"].path
     row = RunDirectory(folder).rows()[-1]
-    line = round_line(with_merges(row, folder, {}), 2)
+    line = line_of_run(row, folder, {"rounds": 2})
     assert f"mae {row['mae_mean']:.4f} kW · worst client {row['mae_worst']:.4f} kW" in line
     runs, _ = find_runs([folder.parent])
     experiments = by_experiment(runs)
@@ -329,7 +329,7 @@ def test_a_sweep_goes_by_the_first_score_and_its_direction() -> None:
     assert (space.options.metric, space.options.mode) == ("validation_mae_mean", "min")
     by_r2 = parse_space({"experiment": plain, "space": {}, "metric": "validation_r2_mean"})
     assert by_r2.options.mode == "max"
-    assert describe_space(space).startswith("2 rows")
+    assert describe_space(space, planned_rows(space)).startswith("2 rows")
     other = {"score": "mae", "uses_ground_truth": False}
     summaries = {
         n: {"validation_mae_mean": v, "mae_mean": v + 1} | other for n, v in enumerate((0.9, 0.4))
@@ -338,7 +338,7 @@ def test_a_sweep_goes_by_the_first_score_and_its_direction() -> None:
     assert (best["sets"], best["mae_mean"]) == ({"train.lr": 0.2}, 1.4)
     unnamed = plain | {"evaluate": {}}
     with pytest.raises(ExperimentError, match=r"name it, as in evaluate.scores=\[mae\]"):
-        describe_space(parse_space({"experiment": unnamed, "space": {"train.lr": [0.1, 0.2]}}))
+        planned_rows(parse_space({"experiment": unnamed, "space": {"train.lr": [0.1, 0.2]}}))
 
 
 def test_the_page_of_a_sweep_ranks_by_its_score(tmp_path) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -28,7 +27,7 @@ from flray.execution.cluster import connected
 from flray.execution.nodes import BOOTSTRAP
 from flray.wording import counted
 
-from scenarios import TINY
+from scenarios import TINY, processes_marked
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -99,7 +98,7 @@ def growing(request, tmp_path, monkeypatch) -> Iterator[None]:
     wait_for(lambda: reachable(port) or head.poll() is not None, "the head to listen")
     assert head.poll() is None, (tmp_path / "head.log").read_text()
     yield
-    for pid in processes(tmp_path):
+    for pid in processes_marked(MARK, tmp_path):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     head.wait()
@@ -111,17 +110,6 @@ def reachable(port: int) -> bool:
         socket.create_connection((ray.util.get_node_ip_address(), port), 1).close()
         return True
     return False
-
-
-def processes(folder: Path) -> list[int]:
-    """Everything of the cluster that was started there."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_ours = f"{MARK}={folder}\0".encode() in (entry / "environ").read_bytes()
-            if is_ours and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
 
 
 def wait_for(is_so, what: str) -> None:

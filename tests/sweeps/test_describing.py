@@ -16,7 +16,8 @@ FLHC = {**TINY, "algorithm": "flhc", "rounds": 3}
 
 
 def described(varied, **more) -> str:
-    return describe_space(parse_space({"experiment": FLHC, "space": varied, **more}))
+    space = parse_space({"experiment": FLHC, "space": varied, **more})
+    return describe_space(space, planned_rows(space))
 
 
 def test_a_space_is_described_without_training() -> None:
@@ -78,7 +79,7 @@ def test_a_row_whose_encoder_cannot_be_trained_is_refused(tmp_path, monkeypatch)
     space = parse_space({"experiment": TINY, "space": {"algorithm": ["fedavg", flt]}})
     advice = r"emnist was not found.*signature\.encoder\.dataset=fashion_mnist"
     with pytest.raises(ExperimentError, match=advice):
-        describe_space(space)
+        planned_rows(space)
 
 
 def test_a_dataset_is_loaded_once_and_a_split_dealt_once(monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from flray.sweeps.space import parse_space
 from flray.sweeps.trial import TrialContext, run_row
 from flray.sweeps.tuning import MOST_LOST, TrialWatch
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, processes_below, run_experiment
 
 
 @pytest.fixture
@@ -123,25 +122,6 @@ def test_every_block_of_clients_is_a_sign_of_life(tmp_path, monkeypatch) -> None
     assert set(signs) == {alive_file(tmp_path, row.number)}
 
 
-def trial_processes() -> list[int]:
-    """Processes below this one in which Tune runs a trial."""
-    parents, titles = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rsplit(")")[-1].split()[1]
-            )
-            titles[int(folder.name)] = (folder / "cmdline").read_text()
-    found = []
-    for pid, title in titles.items():
-        above = pid
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        if above == os.getpid() and title.startswith("ray::ImplicitFunc"):
-            found.append(pid)
-    return found
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("cluster")
@@ -156,7 +136,7 @@ def test_a_stopped_trial_does_not_hold_a_sweep_that_is_to_end(tmp_path, monkeypa
 
     def stop_the_second(_progress) -> None:
         if alive_file(out, 1).exists() and not stopped:
-            for pid in trial_processes():
+            for pid in processes_below("ray::ImplicitFunc"):  # in which Tune runs a trial
                 os.kill(pid, signal.SIGSTOP)
                 stopped.append(pid)
 

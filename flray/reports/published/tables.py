@@ -77,15 +77,6 @@ class Table:
         """True for a table of formulas, which no run can fill."""
         return all(column.unit == "formula" for column in self.columns)
 
-    @property
-    def required_algorithms(self) -> tuple[str, ...]:
-        """The registered names without which the table cannot be filled, in alphabetical order."""
-        if self.is_formulas:
-            return ()
-        cells = [(row, column) for row in self.rows for column in self.columns]
-        names = {self.match.conditions(*cell)["algorithm.name"] for cell in cells}
-        return tuple(sorted(names | ({"fedavg"} if self.has_ratios else set())))
-
 
 @functools.cache
 def load_tables() -> Mapping[str, Table]:
