@@ -27,6 +27,7 @@ from flray.runs.watching import Detached, Watcher, run_kept
 from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
 from flray.tracking.mirrors import tracking_remarks
+from flray.wording import counted
 
 
 def run_all(
@@ -239,4 +240,4 @@ def attach_to(out: Path, console: Console) -> None:
 
     show_results({out: name}, console)
     if num_left:
-        say(f"{num_left} runs of the same command are left: {resume_command(root)}")
+        say(f"{counted(num_left, 'run')} of the same command left: {resume_command(root)}")

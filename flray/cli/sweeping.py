@@ -96,7 +96,7 @@ def sweep(
     _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
 
 
-def progress_line(progress: Progress, metric: str, seconds: float) -> str:
+def progress_line(progress: Progress, metric: str, seconds: float, done_before: int = 0) -> str:
     """How far a sweep is, on one line.
 
     The time left is shown once a fifth of the rows is done: the first rows also train what all of
@@ -105,11 +105,14 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     Args:
         metric: Name of the metric whose best value is shown.
         seconds: Seconds since the sweep, or its resumption, began.
+        done_before: Rows that were done when it began.
 
     >>> progress_line(Progress(rows=9, done=6, failed=1, rounds=[7, 12], shared=4), "mae", 60.0)
     '6/9 rows done (4 shared) · 2 running after 7 to 12 rounds · 1 failed · 0:20 left'
     >>> progress_line(Progress(rows=9, done=9, tracked=(2, 5)), "accuracy_mean", 60.0)
     '9/9 rows done · 2 of 5 runs written for tracking'
+    >>> progress_line(Progress(rows=9, done=6), "mae", 60.0, done_before=4)
+    '6/9 rows done · 0 running · 1:30 left'
     """
     shared = f" ({progress.shared} shared)" if progress.shared else ""
     parts = [f"{progress.done}/{progress.rows} rows done{shared}"]
@@ -123,8 +126,9 @@ def progress_line(progress: Progress, metric: str, seconds: float) -> str:
     if progress.best is not None:
         parts.append(f"best {metric} {progress.best:.4f}")
     waiting = progress.rows - progress.done - progress.failed
-    if progress.done >= SHARE_BEFORE_ETA * progress.rows and waiting:
-        left = int(seconds * waiting / progress.done)
+    done = progress.done - done_before
+    if done and progress.done >= SHARE_BEFORE_ETA * progress.rows and waiting:
+        left = int(seconds * waiting / done)
         parts.append(f"{left // 60}:{left % 60:02d} left")
     return " · ".join(parts)
 
@@ -141,10 +145,13 @@ def _running(rounds: Sequence[int]) -> str:
 def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]]:
     """What to call with progress: a line that changes, or one more where there is no terminal."""
     begin = perf_counter()
+    done_before: list[int] = []  # one number once progress is known
     last: list[tuple[float, Progress]] = []  # when it was printed, and what
 
     def line(progress: Progress) -> str:
-        return progress_line(progress, metric, perf_counter() - begin)
+        if not done_before:
+            done_before.append(progress.done)
+        return progress_line(progress, metric, perf_counter() - begin, *done_before)
 
     def add_line(progress: Progress) -> None:
         now = perf_counter()

@@ -11,6 +11,7 @@ from flray.cli.listing import titled_table
 from flray.cli.places import RUNS
 from flray.errors import ExperimentError
 from flray.reports.published import Table, find_table, load_tables
+from flray.wording import counted
 
 
 def show_table(
@@ -43,7 +44,8 @@ def show_table(
         console.out(rendered, end="", highlight=False)
         return
     console.print(rendered)
-    where = f"{len(finished)} finished runs below {runs}" if runs.is_dir() else f"no folder {runs}"
+    num_runs = counted(len(finished), "finished run")
+    where = f"{num_runs} below {runs}" if runs.is_dir() else f"no folder {runs}"
     console.print(Text(f"{where}; {_state(table)}.", style="dim"))
     if table.match.numbers and not is_filled(cells):
         miss = nearest_miss(table, finished)

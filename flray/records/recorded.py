@@ -106,8 +106,9 @@ class RunRecords:
                     if not isinstance(start.get(key, {}), dict):
                         raise ValueError(f"{key} must be an object")
             for entry in recorded.get(CONFIGURATIONS, []):
-                if not isinstance(entry.get("config"), dict):
-                    raise ValueError(f"an entry of {CONFIGURATIONS} has no config")
+                for key, kind in (("config", dict), ("from_round", int)):
+                    if not isinstance(entry.get(key), kind):
+                        raise ValueError(f"an entry of {CONFIGURATIONS} has no {key}")
         return recorded
 
     def configurations(self) -> list[Json]:

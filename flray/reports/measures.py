@@ -63,13 +63,13 @@ def _sheet(first: str, rows: Mapping[str, Sequence[Plain]]) -> Sheet | None:
     cells: dict[tuple[str, str, str], Fields] = {}
     for name, seeds in rows.items():
         for key, column in _SHOWN.items():
-            values = [x for numbers in seeds if not math.isnan(x := finite(numbers.get(key)))]
-            if values:
-                cells[name, key, "ours"] = seed_mean(values)
-                if column.error and len(values) == 1:
-                    cells[name, key, "ours"]["error"] = seeds[0].get(column.error)
-    measured = {key for _, key, _ in cells}
-    columns = [key for key in _SHOWN if key in measured]
+            measured = [n for n in seeds if not math.isnan(finite(n.get(key)))]
+            if measured:
+                cells[name, key, "ours"] = seed_mean([finite(n.get(key)) for n in measured])
+                if column.error and len(measured) == 1:
+                    cells[name, key, "ours"]["error"] = measured[0].get(column.error)
+    shown = {key for _, key, _ in cells}
+    columns = [key for key in _SHOWN if key in shown]
     notes = list(dict.fromkeys(_SHOWN[key].note for key in columns))
     if any(cell["error"] is not None for cell in cells.values()):
         has_seeds = any(len(seeds) > 1 for seeds in rows.values())

@@ -555,7 +555,7 @@ def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
     assert stored.rounds()["round"].tolist() == [1, 2, 3, 4]
     shutil.rmtree(Mirror(url).local)
     code, out, _ = flray("table", "flhc.4", "--runs", url)
-    assert (code, "1 finished runs below" in out) == (0, True)
+    assert (code, "1 finished run below" in out) == (0, True)
     assert flray("report", url)[0] == 0
     assert Path("report.html").stat().st_size > 10_000
 

@@ -55,6 +55,14 @@ def test_start_writes_config_and_environment(run):
     assert len(run.rounds()) == len(run.clients()) == 0
 
 
+@pytest.mark.parametrize("key", ["config", "from_round"])
+def test_an_entry_of_configurations_without_a_key_is_damage(run, key):
+    path = run.path / "environment.json"
+    path.write_text(path.read_text().replace(f'"{key}"', '"other"'))
+    with pytest.raises(ExperimentError, match=f"environment.json .*has no {key}"):
+        run.environment()
+
+
 def test_a_fresh_directory_may_be_used(tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "absent", tmp_path / "empty"):

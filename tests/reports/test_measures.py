@@ -60,6 +60,15 @@ class TestSheets:
         assert cell["error"] == pytest.approx(np.sqrt(0.125))
         assert "standard deviation over seeds" in sheet.notes[-1]
 
+    def test_a_value_of_one_seed_has_the_error_of_that_seed(self) -> None:
+        """The first seed has no robustness, but an error of a former clustering."""
+        numbers = (
+            {"uniformity": 0.5, "robustness_se": 0.3},
+            {"robustness": 0.9, "robustness_se": 0.02},
+        )
+        sheet = experiments_sheet({"repa": [record([], n) for n in numbers]})
+        assert sheet.lines()["repa", "robustness"]["ours"] == "0.90 ± 0.02"
+
     def test_nothing_measured_is_no_table(self) -> None:
         assert experiments_sheet({"fedavg": [record([], {"clusters": 1})]}) is None
         assert run_sheet(record([{"round": 1}], {}), [1]) is None

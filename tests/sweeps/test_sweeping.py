@@ -81,6 +81,23 @@ def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
     ]
 
 
+def test_the_time_left_of_a_resumed_sweep_is_that_of_rows_done_since(said, monkeypatch) -> None:
+    """Eight of ten rows were done before; the ninth takes 60 s, and so does the tenth."""
+    clock = [0.0]
+    monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
+
+    def resume(_space, folder, *rest) -> SweepResult:
+        for clock[0], done in ((1.0, 8), (60.0, 9)):
+            rest[-1].show(Progress(rows=10, done=done))
+        table = pd.DataFrame({"row": [0], "status": "done", "error": None})
+        return SweepResult(folder, REPORT, table)
+
+    assert said(REPORT, resume).splitlines()[1:3] == [
+        "8/10 rows done · 0 running",
+        "9/10 rows done · 0 running · 1:00 left",
+    ]
+
+
 def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
     lines = said(REPORT).splitlines()
     assert lines[1:3] == [
