@@ -216,7 +216,8 @@ def bind(
         injected: Parameters that no YAML names.
         base: An instance of the class, from which comes what is not given; None: the defaults of
             the class. Keys that the class calls `exclusive` come from `base` only if none of them
-            is given; for those of its `refused_keys` the message has the reason.
+            is given; for those of its `refused_keys` the message has the reason. Its `keys_beside`
+            are keys of the same mapping that others bind; messages name them too.
 
     Raises:
         ExperimentError: A key is unknown or missing, or a value is of the wrong type.
@@ -229,9 +230,10 @@ def bind(
         path = _join(where, key)
         if reason := getattr(target, "refused_keys", {}).get(key):
             raise ExperimentError(f"{path} does not fit {target.__name__}: {reason}")
+        known = sorted({*parameters, *getattr(target, "keys_beside", ())})
         raise ExperimentError(
-            f"unknown key {shown(path)}{_meant(path, parameters)}; "
-            f"known here: {', '.join(sorted(parameters)) or 'none'}"
+            f"unknown key {shown(path)}{_meant(path, known)}; "
+            f"known here: {', '.join(known) or 'none'}"
         )
     kept = {} if base is None else values_of(base)
     exclusive: tuple[str, ...] = getattr(target, "exclusive", ())

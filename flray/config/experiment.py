@@ -7,7 +7,7 @@ Python the values may be objects: a LightningModule, a dataset, a dataclass of s
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.algorithm import Branching
@@ -55,6 +55,7 @@ class Settings:
     ValueError: rounds must be >= 1, got 0
     """
 
+    keys_beside: ClassVar = tuple(COMPONENTS)  # further keys of the file, for messages
     train: Training = field(default_factory=Training)  # Local training of every client
     # How the server averages the clients' models
     aggregate: Aggregation = field(default_factory=Aggregation)

@@ -10,7 +10,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, line_of, one_line_message
 from flray.imports import is_program, require_own_module
 from flray.values import shown
 
@@ -70,9 +70,15 @@ def import_class(kind: str, name: str) -> type:
     require_own_module(name)
     try:
         cls: object = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except SyntaxError as error:  # the message has file and line
         raise ExperimentError(
-            f"{kind} {shown(name)} cannot be imported: {error}; {expected}"
+            f"{kind} {shown(name)} cannot be imported: {error}; correct the file"
+        ) from error
+    except (ImportError, AttributeError, NameError, TypeError, ValueError) as error:
+        line = line_of(error)  # of the user's file; empty if there is no such file or name
+        reason = f"{one_line_message(error)} ({line}); correct the file"
+        raise ExperimentError(
+            f"{kind} {shown(name)} cannot be imported: {reason if line else f'{error}; {expected}'}"
         ) from error
     return require_interface(kind, name, cls)
 
@@ -86,7 +92,7 @@ def require_interface(kind: str, name: str, cls: object) -> type:
 
     >>> require_interface("embed", "my:Wrong", dict)
     Traceback (most recent call last):
-    flray.errors.ExperimentError: embed 'my:Wrong' cannot be used as a embed: it has no __call__...
+    flray.errors.ExperimentError: embed 'my:Wrong' cannot be used: it has no __call__(points...
     """
     if not inspect.isclass(cls):
         raise ExperimentError(f"{kind} {shown(name)} must be a class, got {shown(cls)}")
@@ -100,9 +106,7 @@ def require_interface(kind: str, name: str, cls: object) -> type:
     if kind in BASES:
         faults += _faults_as_lightning(cls, *BASES[kind])
     if faults:
-        raise ExperimentError(
-            f"{kind} {shown(name)} cannot be used as a {kind}: {', '.join(faults)}"
-        )
+        raise ExperimentError(f"{kind} {shown(name)} cannot be used: {', '.join(faults)}")
     return cls
 
 

@@ -72,7 +72,10 @@ def _value(item: str, text: str) -> Any:
     try:
         return parse_yaml(f"value: {text}")["value"]
     except YAMLError as error:
-        raise ExperimentError(f"{shown(item)}: the value is not valid YAML: {error}") from error
+        raise ExperimentError(
+            f"{shown(item)}: the value is not valid YAML: {error}; one with spaces needs quotes, "
+            'as in "train.lr={start: 0.1, decay: 0.99}"'
+        ) from error
 
 
 def _unset_rivals(node: Plain, path: list[str], kept: Collection[str]) -> None:

@@ -509,6 +509,12 @@ class Federation(Population):
             relation: who hears whom, `Relation.of_clusters(labels)` for averages in clusters.
             bank: the models before the round, W.
         """
+        for owners in (relation.row_of_client, relation.column_of_client):
+            if len(owners) != self.num_clients:
+                raise ExperimentError(
+                    f"the relation of a mean must be of each of {self.num_clients} clients, got "
+                    f"{len(owners)}; make it of all clients, whoever is in the cohort"
+                )
         with self.meter.phase("mix"):
             weighted = self._weighted(relation.strengths, trained.clients, bank)
             rows, owner = rows_of_clients(relation, weighted, bank, self.aggregation)

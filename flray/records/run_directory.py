@@ -66,9 +66,10 @@ class RunDirectory(RunRecords):
         """
         self.check_resume(config)
         if self.holds_run():
+            command = f"flray run --out {shlex.quote(str(self.path))} --resume"
             raise ExperimentError(
-                f"{self.path} already holds this experiment: pass --resume to go on with it (flray "
-                f"run --out {shlex.quote(str(self.path))} --resume), or choose another --out"
+                f"{self.path} already holds this experiment: pass --resume to go on with it "
+                f"({command}; in Python resume=True), or choose another --out"
             )
 
     def check_resume(self, config: Config) -> None:
@@ -94,9 +95,13 @@ class RunDirectory(RunRecords):
     def _how_to_change(self, recorded: Config, config: Config) -> str:
         """The command that goes on with the first setting that differs; "" if it is fixed."""
         key, _, value = next(differences(deciding(recorded), deciding(config)))
-        if is_below(key, (*FIXED, "rounds")) or self._summary.exists():
+        if is_below(key, (*FIXED, "rounds")):
             return ""
-        return f"; to go on with the new value type {self._resume_command(key, value)}"
+        command = self._resume_command(key, value)
+        if self._summary.exists():
+            more = f"{command} rounds={recorded.get('rounds', 0) + 1}"
+            return f"; the run is finished: it takes the new value with more rounds, as in {more}"
+        return f"; to go on with the new value type {command}"
 
     def _check_unedited(self, config: Config) -> None:
         """Refuse a config.yaml that is not what the run was computed with."""

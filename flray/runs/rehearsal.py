@@ -4,25 +4,29 @@
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Host, choose_engine, restored_torch_settings
+from flray.client.scores import Score
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
 from flray.engines.engine import Block
 from flray.engines.plan import plan_clients
 from flray.engines.training import Training, plain_gradient
 from flray.engines.vectorized import check_stackable
-from flray.errors import ExperimentError
+from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
+from flray.execution.federation import Federation
 from flray.execution.nodes import this_machine
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
 from flray.runs.assemble import build_federation, start_executor
 from flray.runs.preparing import Prepared, prepare
+from flray.server.evaluation import score_globally
 from flray.wording import counted
 
 
@@ -56,9 +60,9 @@ def describe(experiment: Experiment) -> str:
 def rehearse(experiment: Experiment, parts: Prepared) -> None:
     """Refuse an experiment that this machine, its method or its model cannot run.
 
-    Trains one batch of one client with the engine of the run. Resources of a cluster elsewhere
-    (RAY_ADDRESS) are not checked. Torch's settings, such as its number of threads, are as before
-    when it returns.
+    Trains one batch of one client with the engine of the run, and scores the client. Resources of a
+    cluster elsewhere (RAY_ADDRESS) are not checked. Torch's settings, such as its number of
+    threads, are as before when it returns.
 
     Args:
         parts: Its data and module, whose weights do not change.
@@ -74,17 +78,19 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         fed = build_federation(experiment, parts, executor)
         check_requirements(experiment.algorithm.build(), fed)
         check_requirements(experiment.settings.stop, fed)
-        _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.input_shape)
+        split = parts.payload.timeline.at(1)
+        client = split.clients[split.num_train_examples[split.clients].argmax()]
+        shape = parts.payload.dataset.input_shape
+        _try_one_batch(executor, fed.initial, fed.training, client, shape)
+        _try_scores(fed, split.test[client], parts.payload.settings.scores)
 
 
 def _try_one_batch(
-    executor: Inline, initial: Params, training: Training, shape: tuple[int, ...]
+    executor: Inline, initial: Params, training: Training, client: int, shape: tuple[int, ...]
 ) -> None:
-    """Train the initial model on one batch of the client with the most examples."""
+    """Train the initial model on one batch of a client."""
     host = executor.host
-    split = host.timeline.at(1)
-    client = split.clients[split.num_train_examples[split.clients].argmax()]
-    batch = split.trained_on(client)[: training.batch_size]
+    batch = host.timeline.at(1).trained_on(client)[: training.batch_size]
     once = replace(training, epochs=1)
 
     def train(host: Host, models: Params, examples: Ids) -> None:
@@ -98,3 +104,11 @@ def _try_one_batch(
             f"model {type(host.module).__name__} cannot train on {len(batch)} examples of client "
             f"{client}, inputs of the shape {shape}: {output.reason}; change the model or the data"
         ) from output.error
+
+
+def _try_scores(fed: Federation, test: Ids, scores: Sequence[Score]) -> None:
+    """Score the initial model on the test examples of one client."""
+    try:
+        score_globally(fed, fed.initial_bank(), fed.clients[:1], test, scores)
+    except ClientFailure as error:
+        raise ExperimentError(str(error)) from error

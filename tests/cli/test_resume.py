@@ -143,7 +143,7 @@ class TestSettings:
 
     def test_a_finished_run_changes_with_more_rounds_only(self, copy) -> None:
         run = copy("whole_0")
-        with pytest.raises(ExperimentError, match="holds another experiment"):
+        with pytest.raises(ExperimentError, match=r"more rounds, as in .*train.lr=0.05 rounds=5$"):
             resume(run, "train.lr=0.05")
         resume(run, "train.lr=0.05", "rounds=5")
         assert [c["from_round"] for c in RunDirectory(run).configurations()] == [1, 5]

@@ -222,6 +222,16 @@ def test_a_name_that_no_file_can_have_is_no_file() -> None:
         read_yaml(LONG[:300])
 
 
+def test_a_misspelt_component_is_named() -> None:
+    with pytest.raises(ExperimentError, match=r"unknown key 'algoritm' .did you mean 'algorithm'"):
+        tiny_experiment("algoritm=ifca")
+
+
+def test_a_value_that_the_shell_has_cut_is_told_to_be_quoted() -> None:
+    with pytest.raises(ExperimentError, match=r"with spaces needs quotes, as in \"train\.lr="):
+        tiny_experiment("evaluate.fine_tune={epochs:")
+
+
 @FEW
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_override_is_accepted_or_refused(key, value) -> None:

@@ -212,6 +212,28 @@ def test_modules_of_python_and_programs_are_not_imported(name) -> None:
     assert name.partition(":")[0] not in set(sys.modules) - before
 
 
+WRONG = {  # by the name of the file; folders of tests stay on sys.path
+    "wrong_syntax": ("class Mine\n", r"expected ':' \(wrong_syntax\.py, line 1\)"),
+    "wrong_import": ("import numpyy\n", r"'numpyy' \(wrong_import\.py, line 1\)"),
+    "wrong_name": ("\n@dataclas\nclass Mine: ...\n", r"'dataclas'.* \(wrong_name\.py, line 2\)"),
+    "wrong_default": (
+        "import dataclasses\n@dataclasses.dataclass\nclass Mine:\n    reach: list = []\n",
+        r"ValueError: mutable default.* \(wrong_default\.py, line 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("module", WRONG)
+def test_a_file_that_cannot_be_imported_is_refused_with_its_line(
+    module: str, tmp_path, monkeypatch
+) -> None:
+    content, reason = WRONG[module]
+    (tmp_path / f"{module}.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match=rf"cannot be imported: .*{reason}; correct the file"):
+        parse_experiment({**TINY, "algorithm": f"{module}:Mine"})
+
+
 def test_a_callback_is_one_of_lightnings() -> None:
     execution = {"engine": "lightning", "callbacks": ["subprocess:Popen", "torch.nn:Linear"]}
     with pytest.raises(ExperimentError, match=r"callback 'subprocess:Popen' is not imported"):

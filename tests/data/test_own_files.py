@@ -120,6 +120,11 @@ def changed(row: int, column: str, value: object) -> pd.DataFrame:
 BAD = [
     (VISITS, {"target": "result"}, "visits has no column 'result'; it has age, date, hospital"),
     (VISITS, {"group": "region"}, "visits has no column 'region'"),
+    (
+        VISITS.sample(101, replace=True).assign(date=range(101)).astype({"date": str}),
+        {"time": "day"},
+        "no column 'day'",
+    ),
     (VISITS, {"features": ("age", "weight")}, "visits has no column 'weight'"),
     (changed(3, "outcome", None), {}, r"outcome has no value in row 3 \(1 such row\); fill"),
     (changed(2, "hospital", None), {}, r"hospital has no value in row 2 \(1 such row\)"),

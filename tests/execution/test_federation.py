@@ -12,6 +12,7 @@ from flray.data.events import make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.engines.training import plain_gradient
+from flray.errors import ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation, Oracle, Share, nobody
 from flray.models.bank import ModelBank, Params
@@ -33,6 +34,14 @@ def test_an_empty_cohort_trains_nobody_and_changes_no_model() -> None:
     assert fed.meter.counts["client_steps"] == 0
     mixed = fed.mix(Relation.joint(fed.num_clients), trained, bank)
     assert mixed.sha256() == bank.sha256()
+
+
+def test_a_relation_of_fewer_clients_than_there_are_is_refused() -> None:
+    fed = tiny_federation()
+    cohort = Cohort(1, fed.clients[:2])
+    of_the_cohort = Relation.of_matrix(np.eye(2))
+    with pytest.raises(ExperimentError, match=r"relation .* of each of \d+ clients, got 2"):
+        fed.average(of_the_cohort, fed.initial_bank(), cohort, plain_gradient)
 
 
 @dataclass(frozen=True)

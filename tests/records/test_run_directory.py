@@ -82,7 +82,7 @@ def test_a_start_that_was_cut_short_may_be_repeated(tmp_path):
 
 
 def test_the_same_experiment_asks_for_resume(run):
-    with pytest.raises(ExperimentError, match="already holds this experiment: pass --resume"):
+    with pytest.raises(ExperimentError, match=r"pass --resume to .* in Python resume=True"):
         RunDirectory(run.path).start(CONFIG, ENVIRONMENT, "abc")
     RunDirectory(run.path).resume(CONFIG, ENVIRONMENT, "abc")
 

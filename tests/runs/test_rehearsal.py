@@ -108,6 +108,20 @@ def test_a_model_of_another_size_is_refused_by_a_batch(tmp_path: Path, engine) -
     assert "drop" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "metric: ExplainedVariance",
+        "metric: classification.MulticlassF1Score, options: {num_classes: 3}",
+    ],
+)
+def test_a_metric_that_does_not_fit_the_outputs_is_refused(fields: str) -> None:
+    with pytest.raises(
+        ExperimentError, match=r"evaluate\.scores: .* failed on outputs \(\d+, 10\)"
+    ):
+        describe(experiment(f"evaluate.scores=[{{name: torchmetrics, {fields}}}]"))
+
+
 def test_actors_that_this_machine_cannot_hold_are_refused(monkeypatch) -> None:
     large = experiment("execution.executor=ray; execution.actors.memory_gb=99999")
     with pytest.raises(ExperimentError, match=r"2 x 1e\+05 .* GB of memory"):

@@ -61,13 +61,14 @@ class Table:
         for column in (*filter(None, (*owners, self.group)), self.target, *chosen):
             columns[column]  # refuses one that is missing
             refuse_wrong_values(frame[column])
+        time = columns.named(self.time)  # first: with a misspelt name its texts would be features
         features, is_number = features_of(frame[chosen])
         dataset = Rows(
             inputs=features,
             targets=self._targets(frame[self.target]),
             client=columns.joined(self.client),
             group=columns.named(self.group),
-            time=columns.named(self.time),
+            time=time,
             columns={k: a for k, a in columns.arrays.items() if k != self.target},
         ).dataset(name)
         return replace(dataset, scaled=is_number)
