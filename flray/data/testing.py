@@ -34,7 +34,7 @@ def tested_images(options: "PartOptions", trained: Ids, images: list[Ids], seed:
     for client, row in enumerate(trained):
         if not available[row > 0].any():
             raise ExperimentError(
-                f"client {client} would have no test data: the dataset has no test images of the "
+                f"client {client} would have no test data: the dataset has no test examples of the "
                 "labels it trains on; set split.test=own_split, which takes split.test_fraction of "
                 "each client's own data, or give the dataset a test part"
             )

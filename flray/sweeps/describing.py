@@ -96,11 +96,13 @@ def describe_space(space: Space, rows: PlannedRows) -> str:
         )
     branching = [e for e in experiments if branches(e)]
     prefixes = {prefix_key(e, code_version(), has_gpu=False) for e in branching}
+    sharing = (
+        f": {len(branching)} from {counted(len(prefixes), 'prefix', 'prefixes')} of FedAvg, "
+        f"{len(experiments) - len(branching)} without one"
+    )
     return (
-        f"{counted(len(experiments), 'row')}: {len(branching)} from "
-        f"{counted(len(prefixes), 'prefix', 'prefixes')} of FedAvg, "
-        f"{len(experiments) - len(branching)} without one; one by one they would take about "
-        f"{counted(rows.one_by_one, 'client step')}{_if_clusters_draw(branching)}"
+        f"{counted(len(experiments), 'row')}{sharing if branching else ''}; one by one they would "
+        f"take about {counted(rows.one_by_one, 'client step')}{_if_clusters_draw(branching)}"
     )
 
 

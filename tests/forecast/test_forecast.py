@@ -226,7 +226,7 @@ def test_a_space_is_planned_by_a_typical_row(plan) -> None:
     space = {"experiment": TINY, "space": {"rounds": [2, 3, 4], "train.lr": [0.1, 0.2]}}
     Path("space.yaml").write_text(yaml.safe_dump(space))
     shown = plan("space.yaml", "concurrency=3")
-    assert "space: 6 rows: 0 from 0 prefixes of FedAvg, 6 without one" in shown
+    assert "space: 6 rows; one by one they would take about" in shown
     steps = {n: planned_steps(n) for n in (2, 3, 4)}
     assert f"at most {2 * sum(steps.values()):,} client steps" in shown
     assert f"a typical row (fedavg, {steps[3]:,} client steps): about" in shown
@@ -242,7 +242,7 @@ def test_a_part_of_a_space_is_planned(plan) -> None:
     Path("space.yaml").write_text(yaml.safe_dump(space))
     part = ("--methods", "fed*", "--splits", "second")
     shown = plan("space.yaml", *part)
-    assert "space: 1 row:" in shown
+    assert "space: 1 row;" in shown
     assert f"a typical row (fedavg, {planned_steps(2):,} client steps)" in shown
     with pytest.raises(ExperimentError, match="choose rows of a space, and no space was given"):
         plan("demo/flhc", *part)
