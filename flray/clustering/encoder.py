@@ -9,10 +9,11 @@ import dataclasses
 import hashlib
 import inspect
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ SUBSTITUTES = {
     "cifar20": _JPEG,
     "emnist": "dataset=fashion_mnist",
 }
+Component = TypeVar("Component")
 FORMAT = 2  # version of training and files: raise it when a configuration gives other params
 
 
@@ -276,6 +278,26 @@ class Encoder:
                 f"lower its lr, got {self.lr}"
             )
         return run.kept
+
+
+def with_encoders(component: Component, change: Callable[[Encoder], Encoder]) -> Component:
+    """The component with each encoder changed that it, or a dataclass in its fields, has."""
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
+        return component
+    if isinstance(component, Encoder):
+        return cast(Component, change(component))
+    parts = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+    changed = {name: with_encoders(part, change) for name, part in parts.items()}
+    changed = {name: part for name, part in changed.items() if part is not parts[name]}
+    return dataclasses.replace(component, **changed) if changed else component
+
+
+def encoders_of(*components: object) -> list[Encoder]:
+    """The encoders of these components, each of them once."""
+    encoders: dict[str, Encoder] = {}
+    for component in components:
+        with_encoders(component, lambda encoder: encoders.setdefault(encoder.key(), encoder))
+    return list(encoders.values())
 
 
 def _kind_of(dataset: Dataset) -> ImageKind:

@@ -27,7 +27,7 @@ from flray.client.embedding import (
 from flray.clustering.encoder import Encoder, ImageKind, server_device
 from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
-from flray.columns import CLIENT_STEPS
+from flray.columns import CLIENT_STEPS, FINE_TUNING_STEPS
 from flray.data.datasets.downloaded import FashionMnist
 from flray.engines.training import Training
 from flray.errors import ExperimentError
@@ -154,7 +154,7 @@ class EncoderCentres:
             training = Training(epochs=self.epochs, batch_size=self.encoder.batch_size)
             steps = int(fed.num_steps(np.array(clients, np.int64), training).sum())
             fed.meter.counts[CLIENT_STEPS] += steps
-            fed.meter.counts["client_steps_fine_tuning"] += steps
+            fed.meter.counts[FINE_TUNING_STEPS] += steps
 
     def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:
         """FLT, Table VI: M W_enc; who trains needs the decoder too."""
