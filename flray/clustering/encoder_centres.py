@@ -22,15 +22,13 @@ from flray.client.embedding import (
     FineTuneInTurn,
     Latents,
     SendData,
-    TellImageShape,
 )
-from flray.clustering.encoder import Encoder, ImageKind, server_device
+from flray.clustering.encoder import Encoder, server_device
 from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS, FINE_TUNING_STEPS
 from flray.data.datasets.downloaded import FashionMnist
 from flray.engines.training import Training
-from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.autoencoder import NormStatistics
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
@@ -87,8 +85,6 @@ class EncoderCentres:
     ) -> tuple[Points, Params]:
         num_centres = self._num_centres(fed, cohort)
         kind = self.encoder.kind()
-        if not memory:
-            check_fits(fed, cohort, kind)
         params = memory or self.encoder.load_or_train(server_device())
         module = self.encoder.module(kind)
         embed = EmbedCentres(module, self.encoder.pixels, cohort.t, num_centres, self.statistics)
@@ -162,18 +158,6 @@ class EncoderCentres:
         if self.fine_tune in ("none", "central"):
             sent = {k: v for k, v in params.items() if k.startswith("encoder.")} or params
         fed.meter.count_transfer("signature", down=num_clients * num_bytes(sent, 1))
-
-
-def check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
-    """Refuse an encoder of images that are not of the clients' shape before it is trained."""
-    shapes = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
-    for shape in shapes.values():
-        if shape != kind.image_shape:
-            raise ExperimentError(
-                f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "
-                f"width), the clients hold images {shape}; choose another encoder.dataset, or "
-                "its size"
-            )
 
 
 def points_of(centres: dict[int, Latents]) -> Points:

@@ -192,6 +192,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         on_client_failure=settings.on_client_failure,
         uses_ground_truth=settings.uses_ground_truth,
         has_example_losses=hasattr(parts.payload.module, "example_losses"),
+        input_shape=parts.payload.dataset.input_shape,
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
     ).during(1)

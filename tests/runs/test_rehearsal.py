@@ -52,6 +52,7 @@ def _importable(monkeypatch) -> None:
 
 
 SMALL = "dataset={name: digits, size: 8}"
+ENCODER = "algorithm.clustering.signature.encoder={dataset: digits, model: conv_ae}"
 REFUSED = {
     "public examples": ("algorithm=flis_dc", "split.server"),
     "public examples for a stage": ("algorithm=flis_hc", "split.server"),
@@ -63,6 +64,15 @@ REFUSED = {
         "uses_ground_truth: true",
     ),
     "losses of examples": ("model=rehearsed:NoLosses; algorithm=ifca", "example_losses"),
+    "images of the encoder's shape": (
+        f"algorithm=flt; {ENCODER}",
+        r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
+    ),
+    "images of an encoder for statistics": (
+        f"algorithm=repa; {ENCODER}",
+        r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
+    ),
+    "inputs of so many numbers": ("algorithm=pca_km_hc", "components must be at most the 64 num"),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 
