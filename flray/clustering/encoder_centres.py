@@ -80,6 +80,11 @@ class EncoderCentres:
         if self.k == "label_count":
             fed.require_ground_truth(GROUND_TRUTH)
 
+    @property
+    def is_set(self) -> bool:
+        """True if a client may send several points."""
+        return self.k != 1
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:

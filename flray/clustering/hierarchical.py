@@ -56,6 +56,11 @@ class Hierarchical:
         if isinstance(self.number, int) and self.number < 1:
             raise ValueError(f"number must be >= 1 or auto, got {self.number}")
 
+    @property
+    def needs_relation(self) -> bool:
+        """True if rows of R are compared."""
+        return self.on == "relation"
+
     def __call__(self, related: Related) -> Partition:
         tree = self.tree(related)
         return Partition(self.cut(tree, related), tree)

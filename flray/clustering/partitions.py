@@ -31,6 +31,8 @@ class Components:
     array([0, 0, 0, 1])
     """
 
+    needs_relation: ClassVar[bool] = True
+
     def __call__(self, related: Related) -> Partition:
         relation = require_relation(related, "components")
         _, labels = connected_components(csr_matrix(relation != 0), directed=False)
@@ -51,6 +53,8 @@ class Rows:
     array([0, 1, 2])
     """
 
+    needs_relation: ClassVar[bool] = True
+
     def __call__(self, related: Related) -> Partition:
         return Partition(equal_rows(require_relation(related, "rows")), overlapping=True)
 
@@ -70,6 +74,7 @@ class KMeans:
     """
 
     takes_points: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     number: int  # Number of clusters k
     n_init: int = 10  # Random starts, of which the best is kept

@@ -41,6 +41,11 @@ class PcaCentres:
                 f"{self.components} (algorithm.clustering.signature.components)"
             )
 
+    @property
+    def is_set(self) -> bool:
+        """True if a client may send several points."""
+        return self.k != 1
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:

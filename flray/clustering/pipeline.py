@@ -159,6 +159,20 @@ class Pipeline:
                 "partition.on=relation"
             )
 
+        for stage in (self.distance, self.partition):
+            if getattr(stage, "takes_vectors", False) and getattr(self.signature, "is_set", False):
+                raise ValueError(
+                    f"{type(stage).__name__} needs one vector a client, and "
+                    f"{type(self.signature).__name__} sends several points; choose a signature "
+                    "that sends one (update, weights, k: 1) or stages for sets (distance matching, "
+                    "min_pair or wasserstein, partition hierarchical)"
+                )
+        if getattr(self.partition, "needs_relation", False) and isinstance(self.relate, NoRelation):
+            raise ValueError(
+                f"{type(self.partition).__name__} needs a relation between clients, got relate: "
+                "none; choose threshold or kernel"
+            )
+
     def needs_distances(self, num_clients: int) -> bool:
         """True if D is computed to cluster so many clients."""
         takes_points = getattr(self.partition, "takes_points", False)

@@ -73,6 +73,18 @@ REFUSED = {
         r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
     ),
     "inputs of so many numbers": ("algorithm=pca_km_hc", "components must be at most the 64 num"),
+    "one vector of each client": (
+        "algorithm={name: flhc, clustering: {signature: subspace}}",
+        "L2 needs one vector a client, and Subspace sends several",
+    ),
+    "one vector for k-means": (
+        "algorithm={name: pacfl, clustering: {partition: {name: kmeans, number: 2}}}",
+        "KMeans needs one vector a client, and Subspace sends several",
+    ),
+    "relations": (
+        "algorithm={name: flhc, clustering: {partition: components}}",
+        "Components needs a relation between clients, got relate: none",
+    ),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 
