@@ -88,7 +88,7 @@ class KMeans:
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         seed = int(related.rng.integers(2**31))
         from sklearn import cluster  # seconds to import, and seldom needed
 
@@ -122,7 +122,7 @@ class Spectral:
         require_at_least(self, number=1)
 
     def __call__(self, related: Related) -> Partition:
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         num_clients = related.points.num_clients
         if self.number in (1, num_clients):  # no eigenvector decides
             return Partition(np.arange(num_clients) * (self.number > 1))
@@ -197,7 +197,7 @@ class Random:
         require_at_least(self, number=1)
 
     def __call__(self, related: Related) -> Partition:
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         order = related.rng.permutation(related.points.num_clients)
         return Partition(by_smallest_member(order % self.number))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 
-from flray.algorithms.algorithm import check_requirements
+from flray.algorithms.algorithm import Branching, check_requirements
 from flray.client.host import Payload, choose_engine, start_host
 from flray.columns import PARAMS_SHA256, SCORE, SCORE_MODE, SCORE_UNIT, SEED
 from flray.config.deciding import leaves
@@ -134,8 +134,7 @@ def assemble(
     settings, payload = experiment.settings, parts.payload
     data = run_data(experiment, payload.dataset, payload.timeline)
     algorithm = experiment.algorithm.build()
-    check_requirements(algorithm, fed)
-    check_requirements(settings.stop, fed)
+    check_method(experiment, fed)
     return Server(
         algorithm=algorithm,
         fed=fed,
@@ -149,6 +148,20 @@ def assemble(
         stop=settings.stop,
         stop_after=getattr(algorithm, "rounds_before", 0),
     )
+
+
+def check_method(experiment: Experiment, fed: Federation) -> None:
+    """Refuse an experiment that lacks what its method, or its `stop`, needs.
+
+    Raises:
+        ExperimentError: The message says what is missing.
+    """
+    settings, algorithm = experiment.settings, experiment.algorithm.build()
+    check_requirements(algorithm, fed)
+    check_requirements(settings.stop, fed)
+    if isinstance(algorithm, Branching) and algorithm.rounds_before <= settings.rounds:
+        clustered = fed.during(max(algorithm.rounds_before, 1)).clients
+        algorithm.clustering.require_number(len(clustered))
 
 
 def start_executor(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Host, choose_engine, restored_torch_settings
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
@@ -21,7 +20,7 @@ from flray.execution.executor import Failed, Inline
 from flray.execution.nodes import this_machine
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
-from flray.runs.assemble import build_federation, start_executor
+from flray.runs.assemble import build_federation, check_method, start_executor
 from flray.runs.preparing import Prepared, prepare
 from flray.wording import counted
 
@@ -72,8 +71,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         executor = start_executor(parts.in_process(block=1))
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
-        check_requirements(experiment.algorithm.build(), fed)
-        check_requirements(experiment.settings.stop, fed)
+        check_method(experiment, fed)
         _try_one_batch(executor, fed.initial, fed.training, parts.payload.dataset.input_shape)
 
 

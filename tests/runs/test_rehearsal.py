@@ -85,6 +85,14 @@ REFUSED = {
         "algorithm={name: flhc, clustering: {partition: components}}",
         "Components needs a relation between clients, got relate: none",
     ),
+    "no more clusters than clients": (
+        "algorithm={name: repa, rounds_before: 2, clustering: {partition: {number: 7}}}",
+        "number must be at most the number of clients, 6, got 7",
+    ),
+    "a weight of each client's own": (
+        "algorithm={name: fedamp, alpha: 0.9}; participation=1",
+        "own model would have the weight -3.5 in its attention over 6 clients",
+    ),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 
