@@ -162,6 +162,8 @@ def check_method(experiment: Experiment, fed: Federation) -> None:
     if isinstance(algorithm, Branching) and algorithm.rounds_before <= settings.rounds:
         clustered = fed.during(max(algorithm.rounds_before, 1)).clients
         algorithm.clustering.require_number(len(clustered))
+        for measure in settings.evaluate.measures:
+            measure.check_algorithm(algorithm)
 
 
 def start_executor(

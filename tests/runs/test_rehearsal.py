@@ -93,6 +93,10 @@ REFUSED = {
         "algorithm={name: fedamp, alpha: 0.9}; participation=1",
         "own model would have the weight -3.5 in its attention over 6 clients",
     ),
+    "an algorithm that places clients": (
+        "algorithm={name: flhc, rounds_before: 1}; evaluate.robustness={draws: 3}",
+        r"evaluate\.robustness needs .*Flhc does not",
+    ),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 
