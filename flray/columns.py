@@ -99,6 +99,7 @@ SE_SAMPLE = "se_sample"  # another one, where a sample of clients is evaluated
 
 # What the meter of a federation counts while it trains.
 CLIENT_STEPS = "client_steps"
+FINE_TUNING_STEPS = "client_steps_fine_tuning"  # of FLT's encoder, a part of the client steps
 CLIENT_STEPS_EVALUATION = "client_steps_evaluation"
 CLIENTS_DROPPED = "clients_dropped"
 GROUND_TRUTH_READS = "ground_truth_reads"

@@ -48,6 +48,11 @@ class FedAmp:
         require_above_zero(self, "alpha", "sigma")
         require_at_least(self, lam=0)
 
+    def require(self, fed: Federation) -> None:
+        """Refuse an attention that would be refused in round 1, in which all models are equal."""
+        num_sampled = len(fed.sample(1, fed.clients))
+        self.attention(np.zeros((num_sampled, num_sampled)))
+
     def init(self, fed: Federation) -> Outcome[FedAmpState]:
         return Outcome(FedAmpState(ClientTable.empty(fed.initial, fed.num_clients)))
 

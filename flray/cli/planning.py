@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +15,19 @@ from flray.config.experiment import Experiment
 from flray.config.shipped import SPACES, find_file, is_space
 from flray.errors import ExperimentError
 from flray.execution.resources import Actors
+from flray.forecast.encoders import EncoderTime, times_of_encoders
 from flray.forecast.forecast import Forecast
 from flray.forecast.forecast import forecast as make_forecast
 from flray.forecast.sampling import Rate
+from flray.runs.remarks import encoder_remark
 from flray.wording import counted
 
 REMEDIES = {
     "start": "nothing to gain",
     "training": "more client actors or a GPU (execution.executor=ray, execution.actors)",
     "evaluation": "evaluate less often (evaluate.every)",
+    "encoder": "a GPU: train it there once with `flray pretrain`",
+    "fine-tuning": "a GPU, or fewer epochs (algorithm.clustering.signature.epochs)",
     "server": "mixing and checkpoints follow the models of a round: a smaller model or cohort",
     "transfer": "larger blocks (execution.block) or fewer actors",
 }
@@ -105,20 +109,25 @@ def plan_space(
     middle = sorted(range(len(rows.steps)), key=rows.steps.__getitem__)[len(rows.steps) // 2]
     typical = make(rows.experiments[middle])
     at_a_time = space.options.concurrency or 1
-    seconds = typical.total_s / max(1, typical.client_steps) * rows.at_most / at_a_time
+    rates = dict(typical.rates)
+    encoders = times_of_encoders(rows.experiments, rates)
+    alone = typical.total_s - typical.seconds.get("encoder", 0.0)  # encoders are trained once
+    seconds = alone / max(1, typical.client_steps) * rows.at_most / at_a_time
+    seconds += sum(time.seconds for time in encoders)
     memory = typical.memory_per_process * typical.processes
     lines = [
         f"{Path(file).stem}: {describe_space(space, rows)}",
         f"  at most {counted(rows.at_most, 'client step')} with rounds that rows share; rows that "
         "end in the same clusters share more",
         f"  a typical row ({rows.experiments[middle].algorithm.name}, "
-        f"{counted(typical.client_steps, 'client step')}): about {duration(typical.total_s)}, "
+        f"{counted(typical.client_steps, 'client step')}): about {duration(alone)}, "
         f"{decimal(memory)} of memory",
+        *map(_trained_first, encoders),
         *_assumed(typical),
         f"  all rows, {at_a_time} at a time: about {duration(seconds)} and "
         f"{decimal(memory * at_a_time)} of memory, if each has the resources of the typical row",
     ]
-    return lines, typical
+    return lines, replace(typical, rates=rates)
 
 
 def read_profile(path: Path) -> dict[str, Rate]:
@@ -167,7 +176,13 @@ def describe_forecast(name: str, forecast: Forecast) -> list[str]:
     ]
     if not forecast.is_rehearsed:
         lines.append("  later rounds were taken to be like the first ones")
-    return lines + _assumed(forecast)
+    return lines + list(map(_trained_first, forecast.encoders)) + _assumed(forecast)
+
+
+def _trained_first(time: EncoderTime) -> str:
+    """The line on an encoder that is trained before the first round."""
+    remark = encoder_remark(time.encoder)
+    return f"  {remark} for all runs and rows that name it; about {duration(time.seconds)}"
 
 
 def _assumed(forecast: Forecast) -> list[str]:

@@ -198,15 +198,10 @@ class ProjectCentres:
         return [self._centres(host, int(i)) for i in job.clients]
 
     def _centres(self, host: Host, client: int) -> Latents:
-        """(k, components) of one client; an error if an image has fewer pixels than components."""
+        """(k, components) of one client."""
         ids = host.on_device(host.timeline.at(self.t).trained_on(client))
         x, _ = host.examples.batch(ids)
         pixels: Latents = x.flatten(1).cpu().numpy()
-        if pixels.shape[1] < self.components:
-            raise ExperimentError(
-                f"components must be at most the {pixels.shape[1]} pixels of an image, "
-                f"got {self.components}"
-            )
         return k_means(project(pixels, self.components), self.k)
 
 
@@ -264,16 +259,6 @@ class SendData:
             images = examples.images[examples.image_ids[ids]].cpu().numpy()
             data.append(ClientData(images, examples.labels[ids].cpu().numpy()))
         return data
-
-
-class TellImageShape:
-    """Shape of the clients' images, (channels, height, width), which all of them share.
-
-    A task, so that a server which holds no data can learn what encoder it needs.
-    """
-
-    def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[tuple[int, ...]]:
-        return [tuple(host.examples.images.shape[1:])] * len(job.clients)
 
 
 def copied_module(module: LightningModule, host: Host) -> LightningModule:

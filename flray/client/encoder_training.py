@@ -28,6 +28,7 @@ class EncoderTraining:
     batch_size: int
     lr: float
     halve_every: int  # epochs after which the rate is halved; 0: never
+    most_steps: int | None = None  # steps of a client's epoch at most; None: all of them
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.
@@ -60,7 +61,7 @@ def fine_tune(
     optimizer = torch.optim.Adam(trainable(module).values(), lr=training.lr)
     _restore(optimizer, module, carried)
     first = int(carried[EPOCH]) if EPOCH in carried else 0
-    batches = torch.split(ids, training.batch_size)
+    batches = torch.split(ids, training.batch_size)[: training.most_steps]
     for epoch in range(first, first + training.epochs):
         run_epoch(module, optimizer, examples, batches, training.lr_at(epoch))
     params = {name: leaf.clone() for name, leaf in params_of(module).items()}

@@ -184,10 +184,9 @@ def require_relation(related: Related, who: str) -> Matrix:
     return related.relation
 
 
-def require_at_most_clients(number: int, related: Related) -> None:
+def require_at_most_clients(number: int, num_clients: int) -> None:
     """Raise if more clusters are asked for than there are clients."""
-    if number > related.points.num_clients:
-        raise ValueError(
-            f"number must be at most the number of clients, {related.points.num_clients}, "
-            f"got {number}"
+    if number > num_clients:
+        raise ExperimentError(
+            f"number must be at most the number of clients, {num_clients}, got {number}"
         )

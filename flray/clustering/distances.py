@@ -1,8 +1,9 @@
 """Distances between clients that sent one vector each.
 
 A distance is called with `Points` of m clients and returns D (m, m), symmetric, with 0 on the
-diagonal. `euclidean` says whether D holds L2 distances, which Ward's linkage needs; `metric` is the
-name that scipy and scikit-learn have for the distance, where they know it.
+diagonal. `takes_vectors` says that it refuses sets of points, `euclidean` whether D holds L2
+distances, which Ward's linkage needs; `metric` is the name that scipy and scikit-learn have for the
+distance, where they know it.
 """
 
 from collections import defaultdict
@@ -31,6 +32,7 @@ FEW_ELEMENTS = 64  # of vectors that may be equal, looked at first
 class L1:
     """Sum of absolute differences."""
 
+    takes_vectors: ClassVar[bool] = True
     euclidean: ClassVar[bool] = False
     metric: ClassVar[str] = "manhattan"
 
@@ -53,6 +55,7 @@ class L1:
 class L2:
     """Euclidean distance."""
 
+    takes_vectors: ClassVar[bool] = True
     euclidean: ClassVar[bool] = True
     metric: ClassVar[str] = "euclidean"
 
@@ -71,6 +74,7 @@ class L2:
 class Cosine:
     """1 - cos of the angle; a zero vector is at 1 from every other and at 0 from another zero."""
 
+    takes_vectors: ClassVar[bool] = True
     euclidean: ClassVar[bool] = False
     metric: ClassVar[str] = "cosine"
 
@@ -109,6 +113,7 @@ class Disagreement:
 
     # Similarity of two clients' predictions, of which this is the complement
     similarity: Literal["agreement", "frobenius"] = "agreement"
+    takes_vectors: ClassVar[bool] = True
     euclidean: ClassVar[bool] = False
 
     def __call__(self, points: Points) -> Matrix:

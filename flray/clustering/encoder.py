@@ -9,10 +9,11 @@ import dataclasses
 import hashlib
 import inspect
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from flray.data import DATASETS
 from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, tensor_over
 from flray.errors import ExperimentError
+from flray.execution.federation import Federation
 from flray.imports import class_of, path_of
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
@@ -49,6 +51,7 @@ SUBSTITUTES = {
     "cifar20": _JPEG,
     "emnist": "dataset=fashion_mnist",
 }
+Component = TypeVar("Component")
 FORMAT = 2  # version of training and files: raise it when a configuration gives other params
 
 
@@ -105,14 +108,14 @@ class Encoder:
             fit = ", ".join(sorted(name for name, m in MODELS.items() if hasattr(m, "encode")))
             raise ValueError(f"model must have encode(x), got {target.__name__}; choose {fit}")
 
-    def require(self, fed: object = None) -> None:
-        """Refuse an encoder that is not trained yet and whose dataset cannot be read.
+    def require(self, fed: Federation | None = None) -> None:
+        """Refuse an encoder of other images than the clients', or that cannot be trained.
 
         Args:
-            fed: Not used; components of an experiment are given the federation.
+            fed: The clients; None: their images are not known.
         """
         try:
-            self.kind()
+            shape = self.kind().image_shape
         except ExperimentError as error:
             reason = str(error).replace("type dataset.", f"type {WHERE}.dataset.")
             substitute = SUBSTITUTES.get(self.dataset_name)
@@ -121,6 +124,12 @@ class Encoder:
                 f"{WHERE} is not trained yet and cannot be: {reason}{other}, or train it with "
                 f"`flray pretrain` where the data are and copy it to {self.folder}"
             ) from error
+        held = shape if fed is None or fed.input_shape is None else fed.input_shape
+        if held != shape:
+            raise ExperimentError(
+                f"the encoder is pre-trained on images {shape} (channels, height, width), the "
+                f"clients hold images {held}; choose another encoder.dataset, or its size"
+            )
 
     def load_or_train(self, device: str, on_epoch: OnEpoch = log_epoch) -> Params:
         """The trained params on the CPU, from the cache or into it.
@@ -276,6 +285,26 @@ class Encoder:
                 f"lower its lr, got {self.lr}"
             )
         return run.kept
+
+
+def with_encoders(component: Component, change: Callable[[Encoder], Encoder]) -> Component:
+    """The component with each encoder changed that it, or a dataclass in its fields, has."""
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
+        return component
+    if isinstance(component, Encoder):
+        return cast(Component, change(component))
+    parts = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+    changed = {name: with_encoders(part, change) for name, part in parts.items()}
+    changed = {name: part for name, part in changed.items() if part is not parts[name]}
+    return dataclasses.replace(component, **changed) if changed else component
+
+
+def encoders_of(*components: object) -> list[Encoder]:
+    """The encoders of these components, each of them once."""
+    encoders: dict[str, Encoder] = {}
+    for component in components:
+        with_encoders(component, lambda encoder: encoders.setdefault(encoder.key(), encoder))
+    return list(encoders.values())
 
 
 def _kind_of(dataset: Dataset) -> ImageKind:

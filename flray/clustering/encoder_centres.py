@@ -22,15 +22,13 @@ from flray.client.embedding import (
     FineTuneInTurn,
     Latents,
     SendData,
-    TellImageShape,
 )
-from flray.clustering.encoder import Encoder, ImageKind, server_device
+from flray.clustering.encoder import Encoder, server_device
 from flray.clustering.encoder_training import EncoderRun, same_bits
 from flray.clustering.points import Points
-from flray.columns import CLIENT_STEPS
+from flray.columns import CLIENT_STEPS, FINE_TUNING_STEPS
 from flray.data.datasets.downloaded import FashionMnist
 from flray.engines.training import Training
-from flray.errors import ExperimentError
 from flray.execution.federation import GROUND_TRUTH, Cohort, Federation
 from flray.models.autoencoder import NormStatistics
 from flray.models.bank import ModelBank, Params, load_params, num_bytes, params_of
@@ -82,13 +80,16 @@ class EncoderCentres:
         if self.k == "label_count":
             fed.require_ground_truth(GROUND_TRUTH)
 
+    @property
+    def is_set(self) -> bool:
+        """True if a client may send several points."""
+        return self.k != 1
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
         num_centres = self._num_centres(fed, cohort)
         kind = self.encoder.kind()
-        if not memory:
-            check_fits(fed, cohort, kind)
         params = memory or self.encoder.load_or_train(server_device())
         module = self.encoder.module(kind)
         embed = EmbedCentres(module, self.encoder.pixels, cohort.t, num_centres, self.statistics)
@@ -154,7 +155,7 @@ class EncoderCentres:
             training = Training(epochs=self.epochs, batch_size=self.encoder.batch_size)
             steps = int(fed.num_steps(np.array(clients, np.int64), training).sum())
             fed.meter.counts[CLIENT_STEPS] += steps
-            fed.meter.counts["client_steps_fine_tuning"] += steps
+            fed.meter.counts[FINE_TUNING_STEPS] += steps
 
     def _count_download(self, fed: Federation, num_clients: int, params: Params) -> None:
         """FLT, Table VI: M W_enc; who trains needs the decoder too."""
@@ -162,18 +163,6 @@ class EncoderCentres:
         if self.fine_tune in ("none", "central"):
             sent = {k: v for k, v in params.items() if k.startswith("encoder.")} or params
         fed.meter.count_transfer("signature", down=num_clients * num_bytes(sent, 1))
-
-
-def check_fits(fed: Federation, cohort: Cohort, kind: ImageKind) -> None:
-    """Refuse an encoder of images that are not of the clients' shape before it is trained."""
-    shapes = fed.map(TellImageShape(), Cohort(cohort.t, cohort.clients[:1]))
-    for shape in shapes.values():
-        if shape != kind.image_shape:
-            raise ExperimentError(
-                f"the encoder is pre-trained on images {kind.image_shape} (channels, height, "
-                f"width), the clients hold images {shape}; choose another encoder.dataset, or "
-                "its size"
-            )
 
 
 def points_of(centres: dict[int, Latents]) -> Points:

@@ -56,6 +56,11 @@ class Hierarchical:
         if isinstance(self.number, int) and self.number < 1:
             raise ValueError(f"number must be >= 1 or auto, got {self.number}")
 
+    @property
+    def needs_relation(self) -> bool:
+        """True if rows of R are compared."""
+        return self.on == "relation"
+
     def __call__(self, related: Related) -> Partition:
         tree = self.tree(related)
         return Partition(self.cut(tree, related), tree)
@@ -76,7 +81,7 @@ class Hierarchical:
             return after_merges(tree, int(np.sum(tree[:, 2] <= highest_equal(self.threshold))))
         number = self._chosen(tree, related) if self.number == "auto" else self.number
         assert number is not None  # checked by __post_init__
-        require_at_most_clients(number, related)
+        require_at_most_clients(number, related.points.num_clients)
         # Merges are undone one by one: by height, equal ones would be undone together.
         return after_merges(tree, related.points.num_clients - number)
 

@@ -34,6 +34,7 @@ class Neighbours:
     """
 
     takes_points: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     nearest: int = 15  # Neighbours of each client; fewer if there are fewer clients
     resolution: float = 1.0  # Higher: more and smaller clusters

@@ -31,6 +31,8 @@ class Components:
     array([0, 0, 0, 1])
     """
 
+    needs_relation: ClassVar[bool] = True
+
     def __call__(self, related: Related) -> Partition:
         relation = require_relation(related, "components")
         _, labels = connected_components(csr_matrix(relation != 0), directed=False)
@@ -51,6 +53,8 @@ class Rows:
     array([0, 1, 2])
     """
 
+    needs_relation: ClassVar[bool] = True
+
     def __call__(self, related: Related) -> Partition:
         return Partition(equal_rows(require_relation(related, "rows")), overlapping=True)
 
@@ -70,6 +74,7 @@ class KMeans:
     """
 
     takes_points: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     number: int  # Number of clusters k
     n_init: int = 10  # Random starts, of which the best is kept
@@ -83,7 +88,7 @@ class KMeans:
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         seed = int(related.rng.integers(2**31))
         from sklearn import cluster  # seconds to import, and seldom needed
 
@@ -117,7 +122,7 @@ class Spectral:
         require_at_least(self, number=1)
 
     def __call__(self, related: Related) -> Partition:
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         num_clients = related.points.num_clients
         if self.number in (1, num_clients):  # no eigenvector decides
             return Partition(np.arange(num_clients) * (self.number > 1))
@@ -192,7 +197,7 @@ class Random:
         require_at_least(self, number=1)
 
     def __call__(self, related: Related) -> Partition:
-        require_at_most_clients(self.number, related)
+        require_at_most_clients(self.number, related.points.num_clients)
         order = related.rng.permutation(related.points.num_clients)
         return Partition(by_smallest_member(order % self.number))
 

@@ -5,10 +5,12 @@ Smith (ICML 2021, arXiv 2103.00697). Bases differ between clients, and so do the
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from flray.client.embedding import ProjectCentres
 from flray.clustering.encoder_centres import points_of
 from flray.clustering.points import Points
+from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 from flray.values import require_at_least
@@ -29,6 +31,20 @@ class PcaCentres:
 
     def __post_init__(self) -> None:
         require_at_least(self, components=1, k=1)
+
+    def require(self, fed: Federation) -> None:
+        """Refuse more components than an input has numbers."""
+        num_numbers = prod(fed.input_shape or (self.components,))
+        if self.components > num_numbers:
+            raise ExperimentError(
+                f"components must be at most the {num_numbers} numbers of an input, got "
+                f"{self.components} (algorithm.clustering.signature.components)"
+            )
+
+    @property
+    def is_set(self) -> bool:
+        """True if a client may send several points."""
+        return self.k != 1
 
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
 from flray.clustering.checks import (
+    require_at_most_clients,
     require_distances,
     require_embedded,
     require_labels,
@@ -19,7 +20,7 @@ from flray.clustering.distances import L2
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.metadata import Metadata
-from flray.clustering.partitions import Given
+from flray.clustering.partitions import Given, KMeans, Random, Spectral
 from flray.clustering.points import Matrix, Partition, Points
 from flray.clustering.related import Related
 from flray.clustering.relations import NoRelation
@@ -159,6 +160,20 @@ class Pipeline:
                 "partition.on=relation"
             )
 
+        for stage in (self.distance, self.partition):
+            if getattr(stage, "takes_vectors", False) and getattr(self.signature, "is_set", False):
+                raise ValueError(
+                    f"{type(stage).__name__} needs one vector a client, and "
+                    f"{type(self.signature).__name__} sends several points; choose a signature "
+                    "that sends one (update, weights, k: 1) or stages for sets (distance matching, "
+                    "min_pair or wasserstein, partition hierarchical)"
+                )
+        if getattr(self.partition, "needs_relation", False) and isinstance(self.relate, NoRelation):
+            raise ValueError(
+                f"{type(self.partition).__name__} needs a relation between clients, got relate: "
+                "none; choose threshold or kernel"
+            )
+
     def needs_distances(self, num_clients: int) -> bool:
         """True if D is computed to cluster so many clients."""
         takes_points = getattr(self.partition, "takes_points", False)
@@ -169,6 +184,12 @@ class Pipeline:
         """Refuse to cluster so many clients if their distances do not fit in memory."""
         if self.needs_distances(num_clients):
             require_room(num_clients)
+
+    def require_number(self, num_clients: int) -> None:
+        """Refuse to find more clusters than there are clients."""
+        if isinstance(self.partition, KMeans | Spectral | Random | Hierarchical):
+            number = self.partition.number
+            require_at_most_clients(number if isinstance(number, int) else 1, num_clients)
 
     def distances(self, points: Points) -> Matrix | None:
         """D (m, m) of embedded points; None if the partition does without it.

@@ -10,7 +10,7 @@ from typing import get_args
 
 from flray.client.statistics import DescribeLatents, Foreign, HoldoutImages, Statistic
 from flray.clustering.encoder import Encoder, server_device
-from flray.clustering.encoder_centres import check_fits, points_of
+from flray.clustering.encoder_centres import points_of
 from flray.clustering.points import Points
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, last_layers, num_bytes, stack
@@ -68,7 +68,6 @@ class Statistics:
             task = DescribeLatents(self.statistics, cohort.t, rows, None, self.holdout)
             return used.params, task
         kind = self.encoder.kind()
-        check_fits(fed, cohort, kind)
         params = stack([self.encoder.load_or_train(server_device())])
         foreign = Foreign(self.encoder.module(kind), self.encoder.pixels)
         rows = dict.fromkeys(clients, 0)

@@ -37,6 +37,11 @@ class Subspace:
     def __post_init__(self) -> None:
         require_at_least(self, p=1)
 
+    @property
+    def is_set(self) -> bool:
+        """True if a client may send several points."""
+        return self.p > 1 or self.per_label
+
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:

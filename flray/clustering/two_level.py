@@ -40,6 +40,7 @@ class TwoLevel:
 
     exclusive: ClassVar[tuple[str, ...]] = ("threshold", "number")  # naming one unsets the other
     takes_points: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = True
 
     groups: int = 1000  # Number of groups of the first level; as many as clients if there are fewer
     # Distance between two clusters; ward needs distance l2

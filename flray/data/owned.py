@@ -70,6 +70,7 @@ class Rows:
     group: Column | None = None  # (N,) the kind of the owner, one for each client
     time: Column | None = None  # (N,) numbers or dates, ascending for each client
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) others, by name
+    scaled: NDArray[np.bool_] | None = None  # (channels,) as in `Dataset`
 
     def dataset(self, name: str) -> Dataset:
         """The rows in the order of the clients' names; how clients take turns changes nothing.
@@ -80,7 +81,8 @@ class Rows:
         """
         if not len(self.client):
             raise ExperimentError(f"{name} has no rows; expected one for each example")
-        inputs, targets = _numbers("inputs", self.inputs), _numbers(TARGETS, self.targets)
+        inputs = _numbers("inputs", self.inputs, self.scaled)
+        targets = _numbers(TARGETS, self.targets)
         columns: dict[str, Column | None] = {TARGETS: targets, "client": self.client}
         columns |= {**self.columns, "group": self.group, TIME: self.time}
         for column, values in columns.items():
@@ -115,6 +117,7 @@ class Rows:
             groups=groups,
             group_names=group_names,
             columns=kept,
+            scaled=self.scaled,
         )
 
     def _groups(self, source: Ids, names: tuple[str, ...]) -> tuple[Ids | None, tuple[str, ...]]:
@@ -130,8 +133,13 @@ class Rows:
         return group[first], group_names
 
 
-def _numbers(what: str, given: NDArray[Any]) -> NDArray[Any]:
-    """Bytes as they are, float32 of floats, int64 of other whole numbers."""
+def _numbers(
+    what: str, given: NDArray[Any], scaled: NDArray[np.bool_] | None = None
+) -> NDArray[Any]:
+    """Bytes as they are, float32 of floats, int64 of other whole numbers.
+
+    What will be scaled keeps its digits, as float64: of instants, float32 has steps of minutes.
+    """
     array = np.asarray(given)
     if array.dtype.kind not in "buif" or array.ndim == 0:
         raise ExperimentError(
@@ -145,6 +153,8 @@ def _numbers(what: str, given: NDArray[Any]) -> NDArray[Any]:
         check_finite(what, array)
     if array.dtype == np.uint8:
         return array
+    if scaled is not None and scaled.any() and array.dtype not in (np.float16, np.float32):
+        return array.astype(np.float64)
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 

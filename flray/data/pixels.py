@@ -4,6 +4,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -74,6 +75,11 @@ class Examples:
         """The same examples, whose images are normalised beforehand instead of in each batch."""
         return replace(self, normalised=self._normalise(self.images.clone()))
 
+    def narrowed(self, dtype: torch.dtype) -> "Examples":
+        """The same examples with everything that is scaled, and its scale, in another precision."""
+        names = ("images", "mean", "std", "normalised")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
     def _pixels(self, ids: Tensor) -> Tensor:
         return _rows(self.images, self.image_ids[ids])
 
@@ -95,7 +101,11 @@ def _rows(images: Tensor, ids: Tensor) -> Tensor:
 def place_examples(
     dataset: Dataset, split: Split, device: torch.device, dtype: torch.dtype
 ) -> Examples:
-    """Copy the images of dataset and split to a device; batches are computed in `dtype`."""
+    """Copy the images of dataset and split to a device; batches are computed in `dtype`.
+
+    Images of float64 are normalised in float64 first: what is far from 0 would lose its digits.
+    """
+    wide = torch.float64 if dataset.images.dtype == np.float64 else dtype
     per_channel = (-1, *(1 for _ in dataset.images.shape[2:]))
     images = tensor_over(dataset.images).to(device)
     if split.new_images is not None:
@@ -104,13 +114,15 @@ def place_examples(
         images=images,
         image_ids=tensor_over(split.image_ids).to(device),
         labels=_targets(split.labels, dtype).to(device),
-        mean=torch.tensor(dataset.normalization.mean, dtype=dtype, device=device).view(per_channel),
-        std=torch.tensor(dataset.normalization.std, dtype=dtype, device=device).view(per_channel),
+        mean=torch.tensor(dataset.normalization.mean, dtype=wide, device=device).view(per_channel),
+        std=torch.tensor(dataset.normalization.std, dtype=wide, device=device).view(per_channel),
         augment=dataset.augment,
         largest=dataset.largest_pixel,
     )
     is_kept = dataset.augment == "none" and has_room(device, images.numel() * dtype.itemsize)
-    return examples.with_normalised() if is_kept else examples
+    if is_kept or wide != dtype:
+        examples = examples.with_normalised()
+    return examples if wide == dtype else examples.narrowed(dtype)
 
 
 def has_room(device: torch.device, num_bytes: int) -> bool:

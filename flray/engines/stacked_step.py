@@ -68,7 +68,7 @@ class StackedModule:
         them at a time.
 
         Args:
-            frozen: The client's parameters that are not trained; a written-out module has none.
+            frozen: The client's other parameters, and its buffers; a written-out module has none.
         """
         if self.written is None or batch.loss != "example_losses":
 
@@ -139,8 +139,7 @@ class Step:
         extra = like.w0.keys() - params_of(stacked.module).keys()
         self.trained = {n: self.w[n] for n in (*trainable(stacked.module), *sorted(extra))}
         self.moved = {n: leaf for n, leaf in self.trained.items() if training.moves(n)}
-        parameters = stacked.module.named_parameters()
-        self.frozen = {n: self.w[n] for n, p in parameters if not p.requires_grad}
+        self.frozen = {n: leaf for n, leaf in self.w.items() if n not in self.trained}
         self.total_loss = torch.zeros(num_slots, dtype=torch.float64, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # number of the next step
         self.gathered: Tensor | None = None  # memory of the images of a few steps, on a CPU
@@ -249,7 +248,8 @@ class Step:
         try:
             direction, loss = compute(self.trained, self.frozen, w0, self.memo, batches)
         except RuntimeError as error:
-            if not any(word in str(error) for word in ("vmap", "Batching rule")):
+            words = ("vmap", "Batching rule", "transform")  # of messages of torch.func
+            if not any(word in str(error) for word in words):
                 raise
             first_line = str(error).split("\n")[0]
             raise ExperimentError(

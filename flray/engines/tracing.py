@@ -4,6 +4,7 @@ A module that computes anything but a chain of known layers and cross-entropy is
 and its engine differentiates it with `vmap`.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def _trace(computation: nn.Module) -> list[fx.Node]:
     """The nodes of what is computed; none if it cannot be traced."""
     try:
         with TRACING:
-            return list(_Tracer().trace(computation).nodes)
+            # A copy: what a module writes to its buffers would be left in it.
+            return list(_Tracer().trace(copy.deepcopy(computation)).nodes)
     except NOT_TRACEABLE:
         return []
 
@@ -154,6 +156,8 @@ class _Forward(nn.Module):
 
 class _Tracer(fx.Tracer):
     """Traces a module down to torch's layers, and no further into dropout."""
+
+    proxy_buffer_attributes = True  # a loss that writes to a buffer is no chain of layers
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for layers that are translated as a whole."""

@@ -173,6 +173,7 @@ class Federation(Population):
     on_client_failure: OnClientFailure = "raise"
     uses_ground_truth: bool = False  # the experiment allows `oracle`
     has_example_losses: bool = True  # the module defines example_losses
+    input_shape: tuple[int, ...] | None = None  # shape of an example; None: not known
     draw: Callable[[int], Params] | None = None  # initial model number n >= 1; 0 is `initial`
     buffers: frozenset[str] = frozenset()  # leaves that no gradient reaches: BatchNorm statistics
     meter: Meter = field(default_factory=Meter)  # costs, shared by the federations of all rounds

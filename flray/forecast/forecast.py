@@ -17,10 +17,12 @@ from typing import Any
 
 import pandas as pd
 
+from flray.clustering.encoder import encoders_of, with_encoders
 from flray.columns import (
     BYTES_DOWN,
     BYTES_UP,
     CLIENT_STEPS,
+    FINE_TUNING_STEPS,
     ROUND,
     SECONDS,
     SECONDS_EVALUATE,
@@ -32,6 +34,7 @@ from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size
 from flray.execution.executor import Inline
 from flray.forecast.clusters import with_assumed_clusters
+from flray.forecast.encoders import EncoderTime, rate_of, times_of_encoders, untrained
 from flray.forecast.evaluating import rehearsed_evaluation
 from flray.forecast.sampling import Rate, Sampling, Seconds
 from flray.measures.settings import Evaluation
@@ -70,6 +73,7 @@ class Forecast:
     rates: Mapping[str, Rate]  # by kind of block
     is_rehearsed: bool  # True if all rounds were; later ones are else taken to be like those
     clusters: int | None = None  # Clusters assumed after training; None: nothing was assumed
+    encoders: Sequence[EncoderTime] = ()  # Encoders that are trained first, and then kept
 
     @property
     def total_s(self) -> float:
@@ -96,7 +100,8 @@ def forecast(
 
     Args:
         processes: Client actors that train at a time; None: as many as the experiment asks for.
-        rates: Rates of another machine by kind of block; nothing is measured here then.
+        rates: Rates of another machine by kind of block; nothing is measured here then, but for
+            encoders that it lacks.
         clusters: Clusters of equal size that a clustering finds. None: as many as the split has
             groups, where the rehearsal cannot tell because clients would be trained for it.
 
@@ -123,6 +128,12 @@ def forecast(
         "evaluation": rehearsal.evaluation_seconds(settings.evaluate),
         "server": rehearsal.server_seconds,
     }
+    encoders = times_of_encoders([experiment], engine.rates)
+    if encoders:
+        seconds["encoder"] = sum(time.seconds for time in encoders)
+    if num_steps := rehearsal.total(f"^{FINE_TUNING_STEPS}$"):
+        (encoder,) = encoders_of(experiment.algorithm.build())
+        seconds["fine-tuning"] = rate_of(encoder, engine.rates).of(num_steps)
     if planned.plan:
         seconds["transfer"] = ROUND_TRIP_S * rehearsal.blocks_in_turn(processes)
     split = parts.payload.timeline.at(1)
@@ -131,7 +142,7 @@ def forecast(
     is_alike = planned.plan is None and parts.device == planned.device and rates is None
     return Forecast(
         rounds=settings.rounds,
-        client_steps=rehearsal.total(f"^{CLIENT_STEPS}"),
+        client_steps=rehearsal.total(f"^{CLIENT_STEPS}$"),
         bytes_down=rehearsal.total(f"^{BYTES_DOWN}_"),
         bytes_up=rehearsal.total(f"^{BYTES_UP}_"),
         memory_per_process=_peak_memory() if is_alike else load.of_actor(),
@@ -140,6 +151,7 @@ def forecast(
         rates=engine.rates,
         is_rehearsed=len(rehearsal.rounds) == settings.rounds,
         clusters=rehearsal.assumed[-1] if rehearsal.assumed else None,
+        encoders=encoders,
     )
 
 
@@ -161,9 +173,13 @@ def _rehearsed(
         directory = RunDirectory(Path(scratch) / "run")
         fed = build_federation(experiment, parts, executor)
         open_directory(experiment, parts, directory)
-        server = assemble(experiment, parts, fed, directory)
+        settings = with_encoders(experiment.settings, untrained)
+        server = assemble(replace(experiment, settings=settings), parts, fed, directory)
         algorithm, assumed = with_assumed_clusters(
-            server.algorithm, server.timeline.at(1), clusters, lambda: bool(blocks or engine.blocks)
+            with_encoders(server.algorithm, untrained),
+            server.timeline.at(1),
+            clusters,
+            lambda: bool(blocks or engine.blocks),
         )
         server = replace(server, algorithm=algorithm)
         fewest = max(2, server.stop_after)

@@ -79,6 +79,12 @@ class Measure:
         """
         return data.timeline
 
+    def check_algorithm(self, algorithm: object) -> None:
+        """Refuse an algorithm whose clusterings cannot be measured; by default none is refused.
+
+        Called before anything is trained, if the algorithm is sure to cluster.
+        """
+
     def start(self, data: RunData) -> Measurement:
         """Compute what is needed once per run; returns the function that is called per clustering.
 

@@ -74,14 +74,18 @@ class Robustness(Measure):
         """The id of a similar client: they follow the M clients, `draws` for each of them."""
         return num_clients + client * self.draws + draw
 
-    def __call__(self, context: ClusteringContext) -> Numbers:
-        """Algorithm 1 for each cluster; its costs are not counted, it is no part of a run."""
-        fed, clustering, algorithm = context.fed, context.clustering, context.algorithm
+    def check_algorithm(self, algorithm: object) -> None:
         if not isinstance(algorithm, Places):
             raise ExperimentError(
                 f"evaluate.robustness needs an algorithm that places clients it never heard of, "
                 f"{type(algorithm).__name__} does not; known: repa, wd; or set it to null"
             )
+
+    def __call__(self, context: ClusteringContext) -> Numbers:
+        """Algorithm 1 for each cluster; its costs are not counted, it is no part of a run."""
+        fed, clustering, algorithm = context.fed, context.clustering, context.algorithm
+        self.check_algorithm(algorithm)
+        assert isinstance(algorithm, Places)
         # Clusters that are found again keep their numbers, which those of the clustering do not.
         labels = algorithm.partition(context.state)[clustering.clients]
         clusters = np.unique(labels[labels >= 0])

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 
-from flray.algorithms.algorithm import check_requirements
+from flray.algorithms.algorithm import Branching, check_requirements
 from flray.client.host import Payload, choose_engine, start_host
 from flray.columns import PARAMS_SHA256, SCORE, SCORE_MODE, SCORE_UNIT, SEED
 from flray.config.deciding import leaves
@@ -134,8 +134,7 @@ def assemble(
     settings, payload = experiment.settings, parts.payload
     data = run_data(experiment, payload.dataset, payload.timeline)
     algorithm = experiment.algorithm.build()
-    check_requirements(algorithm, fed)
-    check_requirements(settings.stop, fed)
+    check_method(experiment, fed)
     return Server(
         algorithm=algorithm,
         fed=fed,
@@ -149,6 +148,22 @@ def assemble(
         stop=settings.stop,
         stop_after=getattr(algorithm, "rounds_before", 0),
     )
+
+
+def check_method(experiment: Experiment, fed: Federation) -> None:
+    """Refuse an experiment that lacks what its method, or its `stop`, needs.
+
+    Raises:
+        ExperimentError: The message says what is missing.
+    """
+    settings, algorithm = experiment.settings, experiment.algorithm.build()
+    check_requirements(algorithm, fed)
+    check_requirements(settings.stop, fed)
+    if isinstance(algorithm, Branching) and algorithm.rounds_before <= settings.rounds:
+        clustered = fed.during(max(algorithm.rounds_before, 1)).clients
+        algorithm.clustering.require_number(len(clustered))
+        for measure in settings.evaluate.measures:
+            measure.check_algorithm(algorithm)
 
 
 def start_executor(
@@ -192,6 +207,7 @@ def build_federation(experiment: Experiment, parts: Prepared, executor: Executor
         on_client_failure=settings.on_client_failure,
         uses_ground_truth=settings.uses_ground_truth,
         has_example_losses=hasattr(parts.payload.module, "example_losses"),
+        input_shape=parts.payload.dataset.input_shape,
         buffers=buffers_of(parts.payload.module),
         draw=lambda n: params_of(draw_module(experiment, parts.payload.dataset, n)),
     ).during(1)

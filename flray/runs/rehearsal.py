@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from flray.algorithms.algorithm import check_requirements
 from flray.client.host import Host, choose_engine, restored_torch_settings
 from flray.client.scores import Score
 from flray.config.experiment import Experiment
@@ -24,7 +23,7 @@ from flray.execution.federation import Federation
 from flray.execution.nodes import this_machine
 from flray.execution.resources import check_resources
 from flray.models.bank import Params
-from flray.runs.assemble import build_federation, start_executor
+from flray.runs.assemble import build_federation, check_method, start_executor
 from flray.runs.preparing import Prepared, prepare
 from flray.server.evaluation import score_globally
 from flray.wording import counted
@@ -76,8 +75,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         executor = start_executor(parts.in_process(block=1))
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)
-        check_requirements(experiment.algorithm.build(), fed)
-        check_requirements(experiment.settings.stop, fed)
+        check_method(experiment, fed)
         split = parts.payload.timeline.at(1)
         client = split.clients[split.num_train_examples[split.clients].argmax()]
         shape = parts.payload.dataset.input_shape

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from flray.clustering.encoder import Encoder
+from flray.clustering.encoder import Encoder, encoders_of
 from flray.config.experiment import Experiment
 from flray.config.objects import ReadyObject
 from flray.config.outside import overrides
@@ -49,14 +49,17 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         yield "execution.actors does nothing in process: set execution.executor=ray"
     yield from _module_remarks(experiment)
     yield from _method_remarks(experiment)
-    encoder = encoder_of(experiment)
-    if encoder is not None and not encoder.is_cached():
-        done = encoder.epochs_done()
-        rest = f", {done} of them done" if done else ""
-        yield (
-            f"an encoder is trained first, once: {encoder.epochs} epochs{rest} of "
-            f"{encoder.dataset_name}; kept in {encoder.folder}"
-        )
+    yield from map(encoder_remark, missing_encoders(experiment))
+
+
+def encoder_remark(encoder: Encoder) -> str:
+    """A sentence about an encoder that is not in the cache."""
+    done = encoder.epochs_done()
+    rest = f", {done} of them done" if done else ""
+    return (
+        f"an encoder is trained first, once: {encoder.epochs} epochs{rest} of "
+        f"{encoder.dataset_name}; kept in {encoder.folder}"
+    )
 
 
 def _module_remarks(experiment: Experiment) -> Iterator[str]:
@@ -104,11 +107,11 @@ def _method_remarks(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def encoder_of(experiment: Experiment) -> Encoder | None:
-    """The encoder that clients' data are embedded with; None if the method uses none.
+def missing_encoders(*experiments: Experiment) -> list[Encoder]:
+    """The encoders of experiments that are not in the cache, and are trained before round 1.
 
-    It is the encoder of FLT's signature, which is trained before the first round, once.
+    Those of signatures (FLT), and of `evaluate.drift`; each of them once.
     """
-    pipeline = getattr(experiment.algorithm.build(), "clustering", None)
-    encoder = getattr(getattr(pipeline, "signature", None), "encoder", None)
-    return encoder if isinstance(encoder, Encoder) else None
+    methods = [experiment.algorithm.build() for experiment in experiments]
+    encoders = encoders_of(*methods, *(experiment.settings.evaluate for experiment in experiments))
+    return [encoder for encoder in encoders if not encoder.is_cached()]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flray.clustering.encoder import encoders_of
 from flray.clustering.update import Update, Weights
 from flray.config.experiment import Experiment
 from flray.data.dataset import Dataset
@@ -11,7 +12,6 @@ from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size, sample_cohort
 from flray.runs.preparing import deal, evaluation_of
-from flray.runs.remarks import encoder_of
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
@@ -133,8 +133,7 @@ def dealt(experiments: Sequence[Experiment]) -> Iterator[tuple[list[int], Timeli
 
 def require_encoders(experiments: Sequence[Experiment]) -> None:
     """Refuse rows whose encoder is not trained yet if the images to train it on are missing."""
-    encoders = filter(None, map(encoder_of, experiments))
-    for encoder in {encoder.key(): encoder for encoder in encoders}.values():
+    for encoder in encoders_of(*(experiment.algorithm.build() for experiment in experiments)):
         encoder.require()
 
 

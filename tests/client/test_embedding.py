@@ -24,7 +24,6 @@ from flray.client.tasks import ClientsJob
 from flray.data.dataset import Normalization
 from flray.data.events import make_timeline
 from flray.data.pixels import tensor_over
-from flray.errors import ExperimentError
 from flray.models.bank import build_seeded, load_params, params_of
 from flray.models.conv_ae import ConvAe
 from flray.models.mlp200 import Mlp200
@@ -260,11 +259,6 @@ def test_pca_repeats_examples_until_it_has_enough(host) -> None:
     expected = KMeans(3, random_state=43, n_init=10).fit(latents).cluster_centers_
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(one, np.zeros((3, 12)), atol=1e-6)
-
-
-def test_pca_cannot_have_more_components_than_pixels(host) -> None:
-    with pytest.raises(ExperimentError, match="at most the 64 pixels of an image, got 65"):
-        ProjectCentres(components=65, k=3, t=1)(host, {}, job(3))
 
 
 def test_what_a_client_sends_for_central_training_is_its_own_data(host) -> None:

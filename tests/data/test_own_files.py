@@ -7,12 +7,16 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from flray.data.datasets.own_files import Arrays, Series, Text
 from flray.data.datasets.tables import Table
 from flray.data.owned import Rows, join_clients
+from flray.data.split import Split
 from flray.data.splits.natural import Natural
 from flray.errors import ExperimentError
+
+from scenarios import place
 
 VISITS = pd.DataFrame(
     {
@@ -43,6 +47,27 @@ def test_a_table_is_ordered_by_client_and_texts_become_one_hot() -> None:
     assert data.scaled.tolist() == [True, False, False]
 
 
+STAMPS = 1.6e9 + np.array([0.0, 1.0, 2.0, 3.0])  # float32 has steps of 128 here
+
+
+@pytest.mark.parametrize("kind", [float, int])
+def test_numbers_far_from_zero_are_scaled_before_they_become_float32(kind, tmp_path) -> None:
+    """Rows 0 and 2 are trained on: mean 1 and standard deviation 1 above 1.6e9."""
+    x = STAMPS.astype(kind)[:, None]
+    np.savez(tmp_path / "x.npz", x=x, y=np.zeros(4), client=np.zeros(4))
+    frame = pd.DataFrame({"owner": 0, "seen": x[:, 0], "y": 0.5})
+    for data in (
+        Arrays(str(tmp_path / "x.npz"), standardise=True).load(),
+        Table("x.csv", client="owner", target="y").of(frame, "x"),
+    ):
+        data = data.standardised(np.array([0, 2]))
+        ids = np.arange(4)
+        examples = place(data, Split(ids, data.labels, [ids], [ids], [ids]), torch.float32)
+        x, _ = examples.batch(torch.arange(4))
+        assert x.dtype == examples.images.dtype == torch.float32
+        assert x.flatten().tolist() == [-1, 0, 1, 2]
+
+
 def test_named_features_are_the_only_ones_and_numbers_may_be_predicted() -> None:
     data = table(VISITS, target="age", features=("sex",), task="numbers")
     assert data.images.shape == (5, 2)
@@ -55,10 +80,10 @@ def test_a_file_is_read_from_a_path_the_data_folder_or_a_url(ending, tmp_path, m
     VISITS.to_parquet(file) if ending == "parquet" else VISITS.to_csv(file, index=False)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     expected = table(VISITS)
-    for place in (str(file), file.name, *urls_of(file)):
-        data = Table(file=place, **COLUMNS).load()
-        assert np.array_equal(data.images, expected.images), place
-        assert np.array_equal(data.columns["time"], expected.columns["time"]), place
+    for where in (str(file), file.name, *urls_of(file)):
+        data = Table(file=where, **COLUMNS).load()
+        assert np.array_equal(data.images, expected.images), where
+        assert np.array_equal(data.columns["time"], expected.columns["time"]), where
 
 
 def urls_of(file: Path) -> tuple[str, str]:

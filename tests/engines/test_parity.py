@@ -24,6 +24,7 @@ from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.dropout import KeyedDropout
+from flray.models.mlp200 import Mlp200
 
 from scenarios import RAGGED, block_of, largest_gap, noise_dataset, pairwise, place, ragged_split
 
@@ -509,6 +510,29 @@ def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
         )
 
 
+@pytest.mark.parametrize("base", [SquaredError, Mlp200])
+def test_vectorized_refuses_a_loss_that_writes_to_a_buffer(base) -> None:
+    """On `loop` the buffer travels; a module that is written out has none."""
+
+    class Counting(base):
+        def __init__(self) -> None:
+            super().__init__(*(((1, 8, 8), 10) if base is Mlp200 else ()))
+            self.register_buffer("seen", torch.zeros(()))
+
+        def example_losses(self, batch):
+            self.seen += 1.0
+            return super().example_losses(batch)
+
+    training = Training(batch_size=4)
+    split = ragged_split((4, 4))
+    module = Counting()
+    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    with pytest.raises(ExperimentError, match=r"Counting.*in-place.*engine=loop"):
+        Vectorized(module, examples, 2).train(
+            block_of(split, module, training), training, GRADIENTS["fedavg"]
+        )
+
+
 def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
     class Spectral(SquaredError):
         def __init__(self) -> None:
@@ -541,11 +565,28 @@ def test_frozen_parameters_stay_as_they_are() -> None:
         assert not torch.equal(result.params["out.weight"], block.w0["out.weight"])
 
 
-def test_each_client_has_its_own_frozen_parameters() -> None:
+class FrozenWeight(SquaredError):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden.weight.requires_grad_(False)
+
+
+class RandomFeatures(SquaredError):
+    """Features by a matrix that is drawn and not trained, and differs between initial models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("features", torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1) @ self.features)
+
+
+@pytest.mark.parametrize("build", [FrozenWeight, RandomFeatures])
+def test_each_client_has_its_own_leaves_that_are_not_trained(build) -> None:
     training = Training(lr=0.1, batch_size=4)
     split = ragged_split()
-    module = build_seeded(SquaredError, 0).double()
-    module.hidden.weight.requires_grad_(False)
+    module = build_seeded(build, 0).double()
     examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
     block = block_of(split, module, training)
     w0 = {

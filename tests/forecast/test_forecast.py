@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from flray.clustering.encoder import Encoder
 from flray.config.experiment import parse_experiment
 from flray.data.events import make_timeline
 from flray.engines.engine import Block
@@ -21,6 +22,7 @@ from flray.forecast.forecast import Forecast, Rehearsal, forecast
 from flray.forecast.sampling import Rate, Sampling, Seconds, some_steps
 from flray.measures.settings import Evaluation
 from flray.runs.preparing import deal
+from flray.runs.remarks import missing_encoders
 from flray.sweeps.describing import predicted_steps
 
 from scenarios import TINY, tiny_experiment, typed
@@ -40,6 +42,17 @@ def plan(tmp_path, monkeypatch):
     return partial(typed, "plan")
 
 
+ENCODER = "{dataset: {name: synthetic, num_train: 200, size: 8}, model: conv_ae, epochs: 2}"
+FLT = "algorithm={name: flt, clustering: {signature: {encoder: %s, epochs: 3}, embed: none}}"
+
+
+@pytest.fixture
+def no_encoder(tmp_path, monkeypatch):
+    """A cache without encoders, and a failure if one is trained."""
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Encoder, "load_or_train", pytest.fail)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -48,10 +61,12 @@ def plan(tmp_path, monkeypatch):
         ("algorithm={name: ifca, number: 2}",),
         # All clients train for the clustering; one cluster is what a rehearsal finds.
         ("algorithm={name: flhc, rounds_before: 2}", "algorithm.clustering.partition.threshold=99"),
+        (FLT % ENCODER,),  # clients fine-tune an encoder in turn
     ],
-    ids=["fedavg", "scaffold", "ifca", "flhc"],
+    ids=["fedavg", "scaffold", "ifca", "flhc", "flt"],
 )
-def test_steps_and_bytes_are_those_of_the_run(tiny_run, overrides) -> None:
+def test_steps_and_bytes_are_those_of_the_run(tiny_run, tmp_path, monkeypatch, overrides) -> None:
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
     found, ran = forecast_of(*overrides), tiny_run(*overrides).rounds
     assert found.client_steps == ran["client_steps"].sum()
     assert found.bytes_up == ran.filter(like="bytes_up_").fillna(0).sum().sum()
@@ -91,6 +106,43 @@ def test_a_plan_says_which_clusters_it_assumes(plan) -> None:
     given = ("tiny.yaml", *SWAPPED, FLHC % "threshold: 99")
     assert "assumes that training leads to 3 clusters; where you expect others, add" in plan(*given)
     assert "assumes that training leads to 2 clusters" in plan(*given, "--clusters", "2")
+
+
+@pytest.mark.usefixtures("no_encoder")
+def test_an_encoder_is_timed_and_not_trained(monkeypatch) -> None:
+    """0.5 s a step: 2 epochs of 4 batches of at most 64 of 200 images, then 3 of each client."""
+    monkeypatch.setattr("flray.forecast.encoders._measured", lambda _: Rate(0.0, 0.5))
+    found = forecast_of(FLT % ENCODER, "rounds=2")
+    assert found.seconds["encoder"] == pytest.approx(0.5 * 2 * 4)
+    assert found.seconds["fine-tuning"] == pytest.approx(0.5 * 3 * 6)  # a batch of six clients each
+    drift = ("split={name: rotation, clients: 4}", f"evaluate.drift.encoder={ENCODER}")
+    found = forecast_of(FLHC % "threshold: 99", *drift, "rounds=3")
+    assert found.seconds["encoder"] == pytest.approx(0.5 * 2 * 4)
+    assert "fine-tuning" not in found.seconds
+
+
+def test_an_encoder_in_the_cache_takes_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLRAY_CACHE", str(tmp_path / "cache"))
+    given = ("rounds=2", FLT % ENCODER, "algorithm.clustering.signature.fine_tune=none")
+    assert forecast_of(*given).seconds["encoder"] > 0
+    (encoder,) = missing_encoders(tiny_experiment(*given))
+    encoder.load_or_train("cpu")
+    assert "encoder" not in forecast_of(*given).seconds
+
+
+@pytest.mark.usefixtures("no_encoder")
+def test_a_plan_names_an_encoder_that_is_trained_once_for_all(plan) -> None:
+    first = r"an encoder is trained first, once: 2 epochs of synthetic; kept in .* about 0\.\d s"
+    assert re.search(first, plan("tiny.yaml", FLT % ENCODER))
+    methods = {
+        "fedavg": {"algorithm": "fedavg"},
+        "flt": yaml.safe_load((FLT % ENCODER).replace("=", ": ", 1)),
+    }
+    Path("space.yaml").write_text(
+        yaml.safe_dump({"experiment": {**TINY, "rounds": 2}, "methods": methods})
+    )
+    shown = plan("space.yaml")
+    assert len(re.findall(first, shown)) == 1
 
 
 def test_rounds_that_are_left_are_like_later_ones_of_the_rehearsal(monkeypatch) -> None:

@@ -83,11 +83,6 @@ class TestRobustness:
         of_three = [i for i in algorithm.asked if (i - 4) // OPTIONS.draws == 3]
         assert [(i - 4) % OPTIONS.draws for i in of_three] == list(range(6))
 
-    def test_an_algorithm_that_places_nobody_is_named(self, tiny_run) -> None:
-        flhc = ["algorithm={name: flhc, rounds_before: 1}", "evaluate.robustness={draws: 3}"]
-        with pytest.raises(ExperimentError, match=r"evaluate\.robustness needs .*Flhc does not"):
-            tiny_run(*flhc)
-
 
 MEASURED = ["evaluate.similarity=true", "evaluate.robustness={draws: 5}"]
 NUMBER = "algorithm.clustering.partition.number=2"

@@ -52,6 +52,7 @@ def _importable(monkeypatch) -> None:
 
 
 SMALL = "dataset={name: digits, size: 8}"
+ENCODER = "algorithm.clustering.signature.encoder={dataset: digits, model: conv_ae}"
 REFUSED = {
     "public examples": ("algorithm=flis_dc", "split.server"),
     "public examples for a stage": ("algorithm=flis_hc", "split.server"),
@@ -63,6 +64,39 @@ REFUSED = {
         "uses_ground_truth: true",
     ),
     "losses of examples": ("model=rehearsed:NoLosses; algorithm=ifca", "example_losses"),
+    "images of the encoder's shape": (
+        f"algorithm=flt; {ENCODER}",
+        r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
+    ),
+    "images of an encoder for statistics": (
+        f"algorithm=repa; {ENCODER}",
+        r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
+    ),
+    "inputs of so many numbers": ("algorithm=pca_km_hc", "components must be at most the 64 num"),
+    "one vector of each client": (
+        "algorithm={name: flhc, clustering: {signature: subspace}}",
+        "L2 needs one vector a client, and Subspace sends several",
+    ),
+    "one vector for k-means": (
+        "algorithm={name: pacfl, clustering: {partition: {name: kmeans, number: 2}}}",
+        "KMeans needs one vector a client, and Subspace sends several",
+    ),
+    "relations": (
+        "algorithm={name: flhc, clustering: {partition: components}}",
+        "Components needs a relation between clients, got relate: none",
+    ),
+    "no more clusters than clients": (
+        "algorithm={name: repa, rounds_before: 2, clustering: {partition: {number: 7}}}",
+        "number must be at most the number of clients, 6, got 7",
+    ),
+    "a weight of each client's own": (
+        "algorithm={name: fedamp, alpha: 0.9}; participation=1",
+        "own model would have the weight -3.5 in its attention over 6 clients",
+    ),
+    "an algorithm that places clients": (
+        "algorithm={name: flhc, rounds_before: 1}; evaluate.robustness={draws: 3}",
+        r"evaluate\.robustness needs .*Flhc does not",
+    ),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 

@@ -186,16 +186,15 @@ class Arrays:
     def load(self) -> Dataset:
         columns = Columns.read(self.file)
         inputs = columns[self.inputs]
-        dataset = Rows(
+        return Rows(
             inputs=inputs,
             targets=columns[self.targets],
             client=columns.joined(self.client),
             group=columns.named(self.group),
             time=columns.named(self.time),
             columns={k: a for k, a in columns.arrays.items() if a.shape == inputs.shape[:1]},
+            scaled=np.full(inputs.shape[1:2], self.standardise),
         ).dataset(Path(self.file).stem)
-        scaled = np.full(inputs.shape[1:2], self.standardise)
-        return replace(dataset, scaled=scaled)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Tables with owners: rows of a CSV or Parquet file, or of a data frame."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,15 +63,15 @@ class Table:
             refuse_wrong_values(frame[column])
         time = columns.named(self.time)  # first: with a misspelt name its texts would be features
         features, is_number = features_of(frame[chosen])
-        dataset = Rows(
+        return Rows(
             inputs=features,
             targets=self._targets(frame[self.target]),
             client=columns.joined(self.client),
             group=columns.named(self.group),
             time=time,
             columns={k: a for k, a in columns.arrays.items() if k != self.target},
+            scaled=is_number,
         ).dataset(name)
-        return replace(dataset, scaled=is_number)
 
     def _targets(self, column: "pd.Series[Any]") -> NDArray[Any]:
         """Classes as numbers, or floats."""
