@@ -188,5 +188,5 @@ def require_at_most_clients(number: int, num_clients: int) -> None:
     """Raise if more clusters are asked for than there are clients."""
     if number > num_clients:
         raise ExperimentError(
-            f"number must be at most the number of clients, {num_clients}, got {number}"
+            f"partition.number must be at most the number of clients, {num_clients}, got {number}"
         )

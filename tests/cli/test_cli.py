@@ -235,7 +235,10 @@ NOTES = [
         "no cluster is trained: algorithm.rounds_b",
     ),
     ("algorithm={name: cfl, rounds_before: 9}", "no cluster is trained: algorithm.rounds_before=9"),
-    ("algorithm={name: repa, rounds_before: 4}", "no cluster is trained: algorithm.rounds_b"),
+    (
+        "algorithm={name: repa, rounds_before: 4, clustering: {partition: {number: 2}}}",
+        "no cluster is trained: algorithm.rounds_b",
+    ),
     ("algorithm={name: wd, rounds_before: 5}", "no cluster is trained: algorithm.rounds_b"),
     ("algorithm={name: lg_fedavg, global_layers: 2}", "this is FedAvg: algorithm.global_layers=2"),
     ("tracking=wandb", "no key for W&B"),
@@ -544,7 +547,7 @@ def test_a_run_at_a_url_is_resumed_from_there(flray, tmp_path) -> None:
     assert (code, f"go on with: flray run --out {url} --resume" in out) == (0, True)
     shutil.rmtree(Mirror(url).local)
     code, _, err = flray("run", "tiny.yaml", "--out", url)
-    assert (code, f"pass --resume to go on with it (flray run --out {url} --resume)" in err) == (
+    assert (code, f"pass --resume to go on with it (flray run --out {url} --resume;" in err) == (
         2,
         True,
     )
