@@ -124,11 +124,11 @@ class Encoder:
                 f"{WHERE} is not trained yet and cannot be: {reason}{other}, or train it with "
                 f"`flray pretrain` where the data are and copy it to {self.folder}"
             ) from error
-        held = shape if fed is None or fed.input_shape is None else fed.input_shape
-        if held != shape:
+        input_shape = None if fed is None else fed.input_shape
+        if input_shape not in (None, shape):
             raise ExperimentError(
                 f"the encoder is pre-trained on images {shape} (channels, height, width), the "
-                f"clients hold images {held}; choose another encoder.dataset, or its size"
+                f"clients hold images {input_shape}; choose another encoder.dataset, or its size"
             )
 
     def load_or_train(self, device: str, on_epoch: OnEpoch = log_epoch) -> Params:

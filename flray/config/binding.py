@@ -230,10 +230,10 @@ def bind(
         path = _join(where, key)
         if reason := getattr(target, "refused_keys", {}).get(key):
             raise ExperimentError(f"{path} does not fit {target.__name__}: {reason}")
-        known = sorted({*parameters, *getattr(target, "keys_beside", ())})
+        keys = sorted({*parameters, *getattr(target, "keys_beside", ())})
         raise ExperimentError(
-            f"unknown key {shown(path)}{_meant(path, known)}; "
-            f"known here: {', '.join(known) or 'none'}"
+            f"unknown key {shown(path)}{_meant(path, keys)}; "
+            f"known here: {', '.join(keys) or 'none'}"
         )
     kept = {} if base is None else values_of(base)
     exclusive: tuple[str, ...] = getattr(target, "exclusive", ())

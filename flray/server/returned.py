@@ -42,9 +42,9 @@ def require_outcome(outcome: object, method: str, scores: Iterable[ScoreColumns]
                 f"{method} must return numbers as metrics, got {_kind(value)} for {name!r}; "
                 "a tensor or array of one number is one after float(...)"
             )
-    own = sorted(outcome.metrics.keys() - {TRAIN_LOSS})
-    taken = summary_names(scores) if own else ()
-    for name in own:
+    names = sorted(outcome.metrics.keys() - {TRAIN_LOSS})
+    taken = summary_names(scores) if names else ()
+    for name in names:
         if name in taken or of_one_round(name):
             raise ExperimentError(
                 f"{method} must return metrics with names of their own, got {name!r}, which is or "

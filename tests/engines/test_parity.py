@@ -484,15 +484,18 @@ def test_vectorized_refuses_batch_norm_statistics() -> None:
         Vectorized(Both(), examples, 2)
 
 
-def test_vectorized_refuses_an_optimizer_that_is_not_elementwise() -> None:
-    training = Training(optimizer="module", batch_size=4)
+def train_stacked(module, **settings) -> None:
+    """Train two clients of four examples by FedAvg on `vectorized`."""
+    training = Training(batch_size=4, **settings)
     split = ragged_split((4, 4))
-    module = WithLbfgs()
     examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
+    block = block_of(split, module, training)
+    Vectorized(module, examples, 2).train(block, training, GRADIENTS["fedavg"])
+
+
+def test_vectorized_refuses_an_optimizer_that_is_not_elementwise() -> None:
     with pytest.raises(ExperimentError, match=r"LBFGS.*engine=loop"):
-        Vectorized(module, examples, 2).train(
-            block_of(split, module, training), training, GRADIENTS["fedavg"]
-        )
+        train_stacked(WithLbfgs(), optimizer="module")
 
 
 def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
@@ -500,14 +503,8 @@ def test_vectorized_refuses_a_loss_that_reads_values_back() -> None:
         def example_losses(self, batch):
             return super().example_losses(batch) * (2.0 if float(batch[0].sum()) > 0 else 1.0)
 
-    training = Training(batch_size=4)
-    split = ragged_split((4, 4))
-    module = ReadsBack()
-    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
     with pytest.raises(ExperimentError, match=r"ReadsBack.*vmap.*engine=loop"):
-        Vectorized(module, examples, 2).train(
-            block_of(split, module, training), training, GRADIENTS["fedavg"]
-        )
+        train_stacked(ReadsBack())
 
 
 @pytest.mark.parametrize("base", [SquaredError, Mlp200])
@@ -523,14 +520,8 @@ def test_vectorized_refuses_a_loss_that_writes_to_a_buffer(base) -> None:
             self.seen += 1.0
             return super().example_losses(batch)
 
-    training = Training(batch_size=4)
-    split = ragged_split((4, 4))
-    module = Counting()
-    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
     with pytest.raises(ExperimentError, match=r"Counting.*in-place.*engine=loop"):
-        Vectorized(module, examples, 2).train(
-            block_of(split, module, training), training, GRADIENTS["fedavg"]
-        )
+        train_stacked(Counting())
 
 
 def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
@@ -539,14 +530,8 @@ def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
             super().__init__()
             self.hidden = nn.utils.parametrizations.spectral_norm(self.hidden)
 
-    training = Training(batch_size=4)
-    split = ragged_split((4, 4))
-    module = Spectral()
-    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
     with pytest.raises(ExperimentError, match=r"Spectral.*engine=loop"):
-        Vectorized(module, examples, 2).train(
-            block_of(split, module, training), training, GRADIENTS["fedavg"]
-        )
+        train_stacked(Spectral())
 
 
 def test_frozen_parameters_stay_as_they_are() -> None:
