@@ -66,14 +66,32 @@ class Hierarchical:
         return Partition(self.cut(tree, related), tree)
 
     def tree(self, related: Related) -> Matrix:
-        """(m - 1, 4) merges from low to high, as scipy writes them."""
+        """(m - 1, 4) merges from low to high, as scipy writes them.
+
+        Of equal merges scipy does those first whose clients are listed first, and clients of one
+        group often follow each other: a shuffle that is always the same decides instead.
+        """
         if related.points.num_clients == 1:
             return np.zeros((0, 4))
         if self.on == "relation":
-            rows = require_relation(related, "hierarchical with on: relation")
-            return np.asarray(linkage(rows, self.linkage))
-        D = require_distance(related, "hierarchical")
-        return np.asarray(linkage(squareform(D, checks=False), self.linkage))
+            compared = require_relation(related, "hierarchical with on: relation")
+        else:
+            compared = require_distance(related, "hierarchical")
+        tree = self._merges(compared)
+        if (np.diff(tree[:, 2]) > 0).all():
+            return tree
+        order = np.random.default_rng(0).permutation(len(compared))
+        columns = order if self.on == "distance" else slice(None)
+        tree = self._merges(compared[order][:, columns])
+        node = np.append(order, np.arange(len(order), 2 * len(order) - 1))
+        tree[:, :2] = np.sort(node[tree[:, :2].astype(np.int64)], axis=1)
+        return tree
+
+    def _merges(self, compared: Matrix) -> Matrix:
+        """The tree of the rows of R, or of the distances D."""
+        if self.on == "relation":
+            return np.asarray(linkage(compared, self.linkage))
+        return np.asarray(linkage(squareform(compared, checks=False), self.linkage))
 
     def cut(self, tree: Matrix, related: Related) -> Ids:
         """(m,) labels of the clients; one tree serves every threshold and number."""

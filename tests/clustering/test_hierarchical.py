@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import cdist, squareform
+from sklearn.metrics import adjusted_rand_score
 
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.points import Points, by_smallest_member
@@ -99,11 +100,34 @@ def test_on_relation_is_ward_over_the_rows_of_the_binary_matrix():
     tree = linkage(relation, method="ward", metric="euclidean")
     for number in (2, 3, 5):
         found = Hierarchical("ward", number=number, on="relation")(those)
-        np.testing.assert_array_equal(found.linkage, tree)
+        np.testing.assert_allclose(found.linkage[:, 2], tree[:, 2], atol=1e-12)  # with ties
         expected = by_smallest_member(fcluster(tree, number, "maxclust"))
         assert expected.max() == number - 1
         assert found.labels.tolist() == expected.tolist()
     assert not np.array_equal(tree, Hierarchical("ward", number=3).tree(those))
+
+
+@pytest.mark.parametrize("on", ["distance", "relation"])
+@pytest.mark.parametrize("number", [2, 4, 10])
+def test_clients_that_nothing_tells_apart_are_not_joined_in_their_order(on, number):
+    """No relation and equal distances: clusters must not follow groups of successive clients."""
+    those = related(np.eye(40), relation=np.eye(40))
+    rule = Hierarchical("average", number=number, on=on)
+    labels = rule(those).labels
+    assert len(set(labels)) == number
+    assert adjusted_rand_score(np.repeat(range(4), 10), labels) < 0.1
+    np.testing.assert_array_equal(labels, rule(those).labels)
+
+
+@pytest.mark.parametrize("method", LINKAGES)
+def test_equal_merges_in_another_order_leave_the_rest_of_a_tree_as_it_is(method):
+    those = related(np.array([[0.0], [1], [10], [11], [25], [26], [60]]))  # three merges at 1
+    tree, scipys = Hierarchical(method, number=2).tree(those), linkage(those.points.values, method)
+    np.testing.assert_allclose(tree[:, 2:], scipys[:, 2:])
+    for number in (2, 3, 4):
+        labels = Hierarchical(method, number=number).cut(tree, those)
+        expected = by_smallest_member(fcluster(scipys, number, "maxclust"))
+        np.testing.assert_array_equal(labels, expected)
 
 
 @pytest.mark.parametrize("method", LINKAGES)
