@@ -9,7 +9,9 @@ import torch
 import flray
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.runs.rehearsal import describe
 
 from scenarios import TINY
 
@@ -104,3 +106,9 @@ def test_a_hook_that_returns_nothing_is_refused_by_its_name(engine) -> None:
     message = "^Forgetful.gradient must return a dict of tensors by parameter.* got NoneType"
     with pytest.raises(ExperimentError, match=message):
         flray.run(TINY, algorithm=Forgetful(), rounds=1, execution={"engine": engine})
+
+
+@pytest.mark.parametrize("method", [Still(), Forgetful()])
+def test_such_a_hook_is_refused_before_the_run(method) -> None:
+    with pytest.raises(ExperimentError, match=f"^{type(method).__name__}.gradient must "):
+        describe(parse_experiment(TINY | {"algorithm": method}))
