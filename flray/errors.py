@@ -6,9 +6,25 @@ An `ExperimentError` ends a command with exit code 2 and one message, a `ClientF
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 CUDA_ERROR = "CUDA error"  # in every message of a failure that is not for want of memory
 MOST_SHOWN = 2000  # characters of a message, whatever it repeats
+# Errors of a client's module, loss or data, and of a component, that end in a message
+CLIENT_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 # Code that is not the user's own: Python's, installed packages', flray's
 _INSTALLED = tuple(
     os.path.join(folder, "")
@@ -98,6 +114,30 @@ def keep_line(error: BaseException) -> None:
     line = line_of(error)
     if line:
         error.add_note(_LINE + line)
+
+
+@contextmanager
+def located(component: str) -> Iterator[None]:
+    """Give an error of the user's own code in a component one message, with file and line.
+
+    Other errors keep their traceback, and those of a GPU their class: it may have been full. The
+    message of a ValueError, with which components refuse, stays as it is.
+
+    >>> with located("embed Mine"):
+    ...     exec(compile("1 / 0", "/home/me/mine.py", "exec"))
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: embed Mine (mine.py, line 1): ZeroDivisionError: division by zero
+    """
+    try:
+        yield
+    except (ExperimentError, ClientFailure):
+        raise
+    except CLIENT_ERRORS as error:
+        line = line_of(error)
+        if not line or is_gpu_fault(error) or is_gpu_full(error):
+            raise
+        reason = str(error) if isinstance(error, ValueError) else one_line_message(error)
+        raise ExperimentError(f"{component} ({line}): {reason}") from error
 
 
 def is_gpu_fault(error: BaseException | None) -> bool:

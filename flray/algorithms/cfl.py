@@ -80,6 +80,7 @@ class Cfl:
     refused_keys: ClassVar = {
         "recluster": "clusters are split by a rule of their own, see mean_norm and max_norm"
     }
+    returns_clusterings: ClassVar = True
 
     mean_norm: Unbounded = 0.4  # Norm ε1 of the mean update below which a cluster may be split
     max_norm: Unbounded = 1.6  # Norm ε2 that its largest update must exceed as well

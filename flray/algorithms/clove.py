@@ -52,6 +52,7 @@ class Clove:
     refused_keys: ClassVar = {
         "recluster": "clusters change in every round until they settle, see settle_after"
     }
+    returns_clusterings: ClassVar = True
 
     number: int = 2  # Number of models
     # Number of clusters K, at most the number of models. auto: the best silhouette of a Ward tree

@@ -74,6 +74,7 @@ class FedDrift:
     refused_keys: ClassVar = {
         "recluster": "clusters change at the start of each step of `every` rounds"
     }
+    returns_clusterings: ClassVar = True
 
     # Rise δ of a client's least loss that is an alarm, and loss below which models are merged
     delta: Unbounded = 0.1

@@ -64,6 +64,7 @@ class FedSem:
     """
 
     refused_keys: ClassVar = {"recluster": "clients go to the nearest centre again in every round"}
+    returns_clusterings: ClassVar = True
 
     number: int = 5  # Number of clusters K; FLT has 10 in scenario 4
     space: Literal["all", "last_layer"] = "all"  # Layers by which models are compared

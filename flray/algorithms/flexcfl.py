@@ -89,6 +89,11 @@ class FlexCfl(Flhc):
         super().__post_init__()
         require_at_least(self, founders=1, eta_g=0)
 
+    def require(self, fed: Federation) -> None:
+        super().require(fed)
+        if not self.rounds_before:
+            self.clustering.require_number(min(self.founders, len(fed.clients)))
+
     @property
     def spent_fields(self) -> tuple[str, ...] | None:
         """None if groups learn from each other."""

@@ -56,6 +56,7 @@ class FlisDc:
     """
 
     refused_keys: ClassVar = {"recluster": "clients are clustered again in every round"}
+    returns_clusterings: ClassVar = True
 
     # Threshold β: clients whose models agree on this share of examples are together
     beta: float = 0.3

@@ -100,6 +100,7 @@ class Flt:
                 f"stages must be at most the {len(fed.clients)} clients, got {self.stages}: "
                 "each stage hears at least one"
             )
+        self.clustering.require_number(len(self._stages_until(0, fed)))
 
     def init(self, fed: Federation) -> Outcome[FltState]:
         # l. 2: FCR (Alg. 2) with the clients of the first stage

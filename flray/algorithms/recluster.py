@@ -105,6 +105,11 @@ class Recluster:
         Dynamic(jump=self.jump)  # checks it
         if not -1 <= self.steady <= 1:
             raise ValueError(f"steady must be a cosine, between -1 and 1, got {self.steady}")
+        if self.when != "every" and self.every != type(self).every:
+            raise ValueError(
+                f"every is read with when: every alone, got every {self.every} with when: "
+                f"{self.when}; set when: every, or leave every out"
+            )
 
     @property
     def drift(self) -> Dynamic:

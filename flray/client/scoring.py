@@ -21,7 +21,7 @@ from flray.client.host import EVALUATION_BATCH, Host
 from flray.client.scores import ModuleScore, Score, Terms, is_right
 from flray.data.dataset import Ids
 from flray.engines.vectorized import Vectorized, refusal, tile_size
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, located
 from flray.models.bank import Params, load_params, rows_on
 from flray.models.predictor import Batch, HasExampleLosses, HasLosses
 
@@ -93,9 +93,12 @@ def part_score(
     if not len(correct):
         return PartScore(0, 0, np.nan, (np.nan,) * len(scores))
     pairs = zip(scores, answer.terms, strict=True)
-    values = tuple(score.value(terms[positions]) for score, terms in pairs)
+    values = []
+    for score, terms in pairs:
+        with located(f"score {score.name}"):
+            values.append(score.value(terms[positions]))
     loss = float(answer.loss[positions].mean())
-    return PartScore(correct.sum().item(), len(correct), loss, values)
+    return PartScore(correct.sum().item(), len(correct), loss, tuple(values))
 
 
 def score_models(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> list[ExampleScores]:
@@ -385,7 +388,9 @@ def _terms(host: Host, output: Tensor, batch: Batch) -> Iterator[Tensor]:
                 f"{', '.join(computed) or 'nothing'}"
             )
         values = computed[score.key] if isinstance(score, ModuleScore) else output
-        yield score.terms(values, batch[1]).double()
+        with located(f"score {score.name}"):
+            terms = score.terms(values, batch[1]).double()
+        yield terms
 
 
 def _losses(module: LightningModule, output: Tensor, batch: Batch) -> Tensor:

@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, TypeVar, cast
@@ -192,8 +193,14 @@ class Encoder:
         """The kind of the dataset's images; the dataset is not loaded if the encoder is cached."""
         record = self.cache.read_record()
         if record is None:
-            return _kind_of(self.dataset.load())
+            return self.kind_and_size[0]
         return ImageKind(tuple(record["image_shape"]), record["num_classes"])
+
+    @cached_property
+    def kind_and_size(self) -> tuple[ImageKind, int]:
+        """The kind and number of the images to train on, for which the dataset is loaded once."""
+        dataset: Dataset = self.dataset.load()
+        return _kind_of(dataset), dataset.num_train
 
     def module(self, kind: ImageKind) -> LightningModule:
         """The module before training, its weights from the seed."""

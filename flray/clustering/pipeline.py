@@ -27,7 +27,7 @@ from flray.clustering.relations import NoRelation
 from flray.clustering.two_level import TwoLevel
 from flray.clustering.update import Update
 from flray.data.dataset import Ids
-from flray.errors import ExperimentError
+from flray.errors import ExperimentError, located
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
 
@@ -200,7 +200,7 @@ class Pipeline:
         if not self.needs_distances(points.num_clients):
             return None
         require_room(points.num_clients)
-        distance: Matrix = self.distance(points)
+        distance: Matrix = run_stage("distance", self.distance, points)
         require_distances(distance, points, uncached(self.distance))
         return distance
 
@@ -215,7 +215,7 @@ class Pipeline:
         if hasattr(self.embed, "on_client"):
             signature = self.embed.on_client(signature)
         with fed.meter.phase("signature"):
-            points, memory = signature(fed, bank, cohort, memory)
+            points, memory = run_stage("signature", signature, fed, bank, cohort, memory)
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:
@@ -249,17 +249,17 @@ class Pipeline:
             labels: (m,) the clusters of the known points' clients, 0 to C - 1.
         """
         if hasattr(self.embed, "transform"):
-            new = self.embed.transform(known, new, seed)
-            known = self.embed(known, seed)
+            new = run_stage("embed", self.embed.transform, known, new, seed)
+            known = run_stage("embed", self.embed, known, seed)
         means = Points.vectors(np.unique(labels), known.cluster_means(labels))
         return nearest_cluster(self.distance, means, new)
 
     def _decide(self, points: Points, fed: Federation, t: int) -> Clustering:
         """Run the stages after the signature."""
-        embedded: Points = self.embed(points, fed.seed)
+        embedded: Points = run_stage("embed", self.embed, points, fed.seed)
         require_embedded(embedded, points, uncached(self.embed))
         distance = self.distances(embedded)
-        relation: Matrix | None = None if distance is None else self.relate(distance)
+        relation = None if distance is None else run_stage("relate", self.relate, distance)
         require_relations(relation, points, uncached(self.relate))
         related = Related(
             points=embedded,
@@ -270,9 +270,16 @@ class Pipeline:
             groups=lambda: fed.oracle.groups(points.clients),
             measure=uncached(self.distance),
         )
-        partition = self.partition(related)
+        partition = run_stage("partition", self.partition, related)
         require_labels(partition, points, self.partition)
         return Clustering(points.clients, embedded, distance, relation, partition, points)
+
+
+def run_stage(kind: str, stage: Any, *inputs: Any) -> Any:  # Any: arguments differ by kind
+    """What a stage, or a method of it, returns; errors of the user's own code in it name it."""
+    component = uncached(getattr(stage, "__self__", stage))
+    with located(f"{kind} {type(component).__name__}"):
+        return stage(*inputs)
 
 
 def uncached(stage: Any) -> Any:  # Any: a stage
@@ -289,6 +296,6 @@ def nearest_cluster(distance: Any, means: Points, new: Points) -> Ids:  # Any: a
     """
     both = np.arange(means.num_clients + new.num_clients)
     stacked = torch.cat([means.values, new.means().to(means.values)])
-    between: Matrix = distance(Points.vectors(both, stacked))
+    between: Matrix = run_stage("distance", distance, Points.vectors(both, stacked))
     closest: Ids = between[means.num_clients :, : means.num_clients].argmin(1)
     return closest

@@ -6,6 +6,7 @@ methods of its kind.
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "round": ("state", "cohort", "fed"),
         "deploy": ("state", "clients", "fed"),
         "partition": ("state",),
+        "gradient": ("grad", "w", "batch", "w0", "memo"),
     },
     "signature": {"__call__": ("fed", "bank", "cohort", "memory")},
     "embed": {"__call__": ("points", "seed")},
@@ -132,13 +134,14 @@ def overrides(cls: type, method: str) -> bool:
 
 
 def _has_method(cls: type, name: str, num_arguments: int) -> bool:
-    """True if instances define a method that can be called with so many arguments."""
+    """True if instances have a property, or what can be called with so many arguments."""
     method = next((vars(base)[name] for base in cls.__mro__[:-1] if name in vars(base)), None)
-    is_static = isinstance(method, staticmethod | classmethod)
+    is_static = isinstance(method, staticmethod | classmethod | functools.partial)
     if not is_static and not callable(method):
-        return False
+        return isinstance(method, property)
+    num_arguments += not is_static and hasattr(method, "__get__")  # self
     try:
-        inspect.signature(getattr(cls, name)).bind(*[None] * (num_arguments + (not is_static)))
+        inspect.signature(getattr(cls, name)).bind(*[None] * num_arguments)
     except (TypeError, ValueError):  # other arguments, or a builtin without a signature
         return False
     return True

@@ -80,7 +80,7 @@ def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[
     zeros = dict.fromkeys(leaves, zero)
     ones = dict.fromkeys(zeros, one)
     no_memo = dict.fromkeys(memo, zero)
-    direction, _ = direction_and_loss(hook, _no_gradient, ones, NO_BATCH, zeros, no_memo)
+    direction, _ = direction_and_loss(hook, no_gradient, ones, NO_BATCH, zeros, no_memo)
     return {name: float(a) for name, a in direction.items()}
 
 
@@ -97,14 +97,15 @@ def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Pa
         {n: leaf if leaf.stride(0) else leaf[:1] for n, leaf in leaves.items()}
         for leaves in (w0, memo)
     )
-    b, _ = direction_and_loss(hook, _no_gradient, zeros, NO_BATCH, w0_once, memo_once)
+    b, _ = direction_and_loss(hook, no_gradient, zeros, NO_BATCH, w0_once, memo_once)
     return {n: (leaf / -a[n] if a[n] else leaf).expand_as(w0[n]) for n, leaf in b.items()}
 
 
-def _no_gradient(
+def no_gradient(
     w: Params,
     batch: LocalBatch,  # noqa: ARG001  # as hooks call it
 ) -> tuple[Params, Tensor]:
+    """A gradient and a loss of 0, for hooks that are called without a model."""
     return {name: torch.zeros_like(leaf) for name, leaf in w.items()}, torch.zeros(())
 
 

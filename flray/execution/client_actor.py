@@ -12,7 +12,7 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flray.errors import keep_line
+from flray.errors import CLIENT_ERRORS, keep_line
 from flray.execution.cluster import actor_environment
 from flray.execution.resources import Needs
 
@@ -45,8 +45,6 @@ class ClientActor:
         self, task: "Callable[[Host, Params, Any], Any] | bytes", bank: "Params", job: Any
     ) -> Any:  # Any: the output of the task
         """Run a task with a bank and a job; a small task arrives pickled."""
-        from flray.execution.executor import CLIENT_ERRORS
-
         work = pickle.loads(task) if isinstance(task, bytes) else task  # our own
         try:
             return work(self.host, bank, job)

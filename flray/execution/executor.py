@@ -6,24 +6,11 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 
 from flray.client.host import Host
-from flray.errors import ExperimentError, line_of, one_line_message
+from flray.errors import CLIENT_ERRORS, ExperimentError, line_of, one_line_message
 from flray.models.bank import Params
 
 Job = TypeVar("Job")
 Output = TypeVar("Output")
-
-# Errors that count as failures of a client: of its module, its loss or its data.
-CLIENT_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 def ignore() -> None:

@@ -1,7 +1,7 @@
 """The encoders of a forecast: their training is timed by some batches, and rehearsed without."""
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -42,7 +42,9 @@ class UntrainedEncoder(Encoder):
 
 def untrained(encoder: Encoder) -> UntrainedEncoder:
     """The encoder as a rehearsal has it."""
-    return UntrainedEncoder(**{f.name: getattr(encoder, f.name) for f in fields(encoder)})
+    twin = UntrainedEncoder(encoder.dataset, encoder.model)
+    vars(twin).update(vars(encoder))  # its settings, and what it knows of its images
+    return twin
 
 
 def times_of_encoders(
@@ -55,7 +57,7 @@ def times_of_encoders(
     """
     times = []
     for encoder in missing_encoders(*experiments):
-        steps = ceil(encoder.dataset.load().num_train / encoder.batch_size)
+        steps = ceil(encoder.kind_and_size[1] / encoder.batch_size)
         num_steps = (encoder.epochs - encoder.epochs_done()) * steps
         times.append(EncoderTime(encoder, rate_of(encoder, rates).of(num_steps)))
     return times

@@ -82,7 +82,8 @@ class Measure:
     def check_algorithm(self, algorithm: object) -> None:
         """Refuse an algorithm whose clusterings cannot be measured; by default none is refused.
 
-        Called before anything is trained, if the algorithm is sure to cluster.
+        Called before anything is trained, for algorithms that will cluster: `Branching` ones, and
+        those with `returns_clusterings`, which cluster by rules of their own.
         """
 
     def start(self, data: RunData) -> Measurement:

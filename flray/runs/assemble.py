@@ -159,9 +159,12 @@ def check_method(experiment: Experiment, fed: Federation) -> None:
     settings, algorithm = experiment.settings, experiment.algorithm.build()
     check_requirements(algorithm, fed)
     check_requirements(settings.stop, fed)
-    if isinstance(algorithm, Branching) and algorithm.rounds_before <= settings.rounds:
+    if getattr(algorithm, "rounds_before", 0) > settings.rounds:
+        return
+    if isinstance(algorithm, Branching):
         clustered = fed.during(max(algorithm.rounds_before, 1)).clients
         algorithm.clustering.require_number(len(clustered))
+    if isinstance(algorithm, Branching) or getattr(algorithm, "returns_clusterings", False):
         for measure in settings.evaluate.measures:
             measure.check_algorithm(algorithm)
 

@@ -13,9 +13,11 @@ from flray.client.host import Host, choose_engine, restored_torch_settings
 from flray.client.scores import Score
 from flray.config.experiment import Experiment
 from flray.data.dataset import Ids
+from flray.engines.affine import NO_BATCH, no_gradient
 from flray.engines.engine import Block
+from flray.engines.losses import direction_and_loss
 from flray.engines.plan import plan_clients
-from flray.engines.training import Training, plain_gradient
+from flray.engines.training import Gradient, Training, plain_gradient
 from flray.engines.vectorized import check_stackable
 from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
@@ -80,6 +82,7 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
         client = split.clients[split.num_train_examples[split.clients].argmax()]
         shape = parts.payload.dataset.input_shape
         _try_one_batch(executor, fed.initial, fed.training, client, shape)
+        _try_hook(executor, fed.initial, experiment.algorithm.build().gradient)
         _try_scores(fed, split.test[client], parts.payload.settings.scores)
 
 
@@ -102,6 +105,18 @@ def _try_one_batch(
             f"model {type(host.module).__name__} cannot train on {len(batch)} examples of client "
             f"{client}, inputs of the shape {shape}: {output.reason}; change the model or the data"
         ) from output.error
+
+
+def _try_hook(executor: Inline, initial: Params, hook: Gradient) -> None:
+    """Refuse a local equation that never asks for a gradient, or returns no direction.
+
+    It has no memo here and no second batch, so that its other errors are left to the first round.
+    """
+    executor.map(
+        lambda _, w, hook: direction_and_loss(hook, no_gradient, w, NO_BATCH, w, {}),
+        initial,
+        [hook],
+    )
 
 
 def _try_scores(fed: Federation, test: Ids, scores: Sequence[Score]) -> None:

@@ -26,8 +26,8 @@ from flray.algorithms.fedavg import FedAvg
 from flray.clustering.pipeline import Clustering
 from flray.columns import CLIENT_STEPS
 from flray.config.experiment import parse_experiment
-from flray.errors import GpuFault, is_gpu_fault, is_gpu_full, one_line_message
-from flray.execution.executor import CLIENT_ERRORS, Executor, LazyExecutor
+from flray.errors import CLIENT_ERRORS, GpuFault, is_gpu_fault, is_gpu_full, one_line_message
+from flray.execution.executor import Executor, LazyExecutor
 from flray.execution.federation import Federation, Meter, Share, nobody
 from flray.execution.nodes import wait_for_resources
 from flray.execution.ray_pool import start_pool

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from flray.algorithms import ALGORITHMS
+from flray.algorithms.algorithm import Branching
 from flray.clustering.points import by_smallest_member
 from flray.columns import PLACING_BYTES
 from flray.config.experiment import parse_experiment
@@ -104,6 +105,9 @@ def test_learns_and_its_resolved_config_resumes_to_the_same_result(
     again = run_experiment(experiment, out, resume=True)
     assert again.summary["params_sha256"] == first.summary["params_sha256"]
     assert yaml.safe_load((again.path / "config.yaml").read_text()) == config
+    method = experiment.algorithm.build()
+    if read_clusterings(first.path):  # so that what measures need of it is checked before the run
+        assert isinstance(method, Branching) or method.returns_clusterings
 
 
 ENCODER = "{dataset: {name: synthetic, num_train: 64, size: 8}, model: conv_ae, epochs: 1}"

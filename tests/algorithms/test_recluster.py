@@ -37,7 +37,7 @@ from flray.records.run_directory import RunDirectory
 from flray.sweeps.branching import branches
 
 from linear import START, linear_federation, local_sgd, vector
-from scenarios import sha, some_long, state_of
+from scenarios import sha, some_long, state_of, tiny_experiment
 
 DIGITS = [
     "dataset={name: digits, size: 8}",
@@ -482,6 +482,16 @@ def test_what_it_does_not_know_is_refused(tiny_run) -> None:
         tiny_run(FLHC % ", recluster: {when: sometimes}")
     with pytest.raises(ExperimentError, match="steady must be a cosine, between -1 and 1, got 2"):
         tiny_run(FLHC % ", recluster: {when: auto, steady: 2}")
+
+
+@pytest.mark.parametrize("keys", ["when: on_drift, every: 3", "when: auto, every: 3", "every: 3"])
+def test_an_interval_that_is_never_read_is_refused(keys: str) -> None:
+    with pytest.raises(ExperimentError, match=r"recluster: every is read with when: every alone, "):
+        tiny_experiment(FLHC % f", recluster: {{{keys}}}")
+
+
+def test_an_interval_that_is_a_default_is_no_mistake() -> None:
+    tiny_experiment("algorithm={name: cfl_gp, recluster: {when: on_drift}}")  # every is 2
 
 
 CHANGING = ["ifca", "fedsem", "cfl", "flis_dc", "flt", "pca_km_hc", "clove", "feddrift", "fedsoft"]

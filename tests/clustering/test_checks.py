@@ -1,4 +1,4 @@
-"""What a stage of one's own returns is refused with its name, and with what to return instead."""
+"""What a stage of one's own returns or raises is reported with its name, and with what to do."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from flray.clustering.partitions import KMeans
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Partition, Points
 from flray.errors import ExperimentError
+from flray.execution.federation import Cohort
 
 from scenarios import line_federation
 
@@ -65,3 +66,67 @@ def test_what_is_no_result_of_a_stage_is_refused_by_its_name(kind, returned, mes
     stages = {"partition": KMeans(number=1), kind: Mine(returned)}
     with pytest.raises(ExperimentError, match=f"after round 2: .*{kind} Mine .*{message}"):
         Pipeline(**stages).decide(points, fed, 2)
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A stage with a mistake in it, whatever it is asked."""
+
+    def __call__(self, *inputs: object) -> Any:
+        return {}["nothing"]
+
+
+@dataclass(frozen=True)
+class FailingOnNewcomers:
+    def __call__(self, points: Points, seed: int) -> Points:
+        return points
+
+    def transform(self, known: Points, new: Points, seed: int) -> Points:
+        return undefined  # noqa: F821
+
+
+@dataclass(frozen=True)
+class Refusing:
+    def __call__(self, points: Points) -> Any:
+        raise ValueError("expected unit vectors, got others;\nchoose embed unit")
+
+
+def three_points() -> Points:
+    return Points.vectors(np.array([10, 20, 30]), torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("kind", ["embed", "distance", "relate", "partition"])
+def test_an_error_in_a_stage_names_the_stage_its_line_and_the_error(kind) -> None:
+    fed = line_federation([(1, 0)] * 3, [1] * 3, [1] * 3, [[0.0, 0.0]], 0.1)
+    message = (
+        rf"^clustering after round 2: {kind} Failing \(test_checks.py, line \d+\): KeyError: 'no"
+    )
+    with pytest.raises(ExperimentError, match=message):
+        Pipeline(**{kind: Failing()}).decide(three_points(), fed, 2)
+
+
+def test_an_error_in_a_signature_names_it_too() -> None:
+    fed = line_federation([(1, 0)] * 3, [1] * 3, [1] * 3, [[0.0, 0.0]], 0.1)
+    with pytest.raises(
+        ExperimentError, match=r"^signature Failing \(test_checks.py, line \d+\): Key"
+    ):
+        Pipeline(signature=Failing()).observe(fed, fed.initial_bank(), Cohort(1, fed.clients), {})
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"distance": Failing()}, r"^distance Failing \(test_checks.py, line \d+\): KeyError"),
+        ({"embed": FailingOnNewcomers()}, r"^embed FailingOnNewcomers \(.*\): NameError: name 'un"),
+    ],
+)
+def test_an_error_while_newcomers_are_placed_names_the_stage(stage, message) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        Pipeline(**stage).place(three_points(), np.zeros(3, int), three_points(), seed=0)
+
+
+def test_a_value_error_of_a_stage_is_shown_as_it_stands() -> None:
+    fed = line_federation([(1, 0)] * 3, [1] * 3, [1] * 3, [[0.0, 0.0]], 0.1)
+    message = r"distance Refusing \(.*\): expected unit vectors, got others;\nchoose embed unit$"
+    with pytest.raises(ExperimentError, match=message):
+        Pipeline(distance=Refusing()).decide(three_points(), fed, 2)

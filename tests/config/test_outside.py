@@ -4,6 +4,8 @@ import json
 import shutil
 import sys
 from contextlib import chdir
+from dataclasses import make_dataclass
+from functools import partial
 
 import pytest
 import yaml
@@ -210,6 +212,40 @@ def test_modules_of_python_and_programs_are_not_imported(name) -> None:
     with pytest.raises(ExperimentError, match="belongs to Python itself or is a program"):
         parse_experiment({**TINY, "dataset": name})
     assert name.partition(":")[0] not in set(sys.modules) - before
+
+
+class Methods:
+    """Everything that an algorithm has but the hook."""
+
+    def init(self, fed): ...
+    def cohort(self, state, t, fed): ...
+    def round(self, state, cohort, fed): ...
+    def deploy(self, state, clients, fed): ...
+    def partition(self, state): ...
+
+
+class Proximal:
+    def __call__(self, grad, w, batch, w0, memo): ...
+
+
+HOOKS = {
+    "a function": staticmethod(Proximal()),
+    "a partial": partial(Proximal.__call__, None),
+    "an object that is called": Proximal(),
+    "a property": property(repr),
+}
+
+
+def test_an_algorithm_without_a_local_equation_is_refused() -> None:
+    message = r"Mine' cannot be used: it has no gradient\(grad, w, batch, w0, memo\)"
+    with pytest.raises(ExperimentError, match=message):
+        parse_experiment({**TINY, "algorithm": make_dataclass("Mine", (), bases=(Methods,))})
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS.keys())
+def test_a_local_equation_is_any_attribute_that_can_be_called(hook) -> None:
+    mine = make_dataclass("Mine", (), bases=(Methods,), namespace={"gradient": hook})
+    parse_experiment({**TINY, "algorithm": mine})
 
 
 WRONG = {  # by the name of the file; folders of tests stay on sys.path

@@ -12,7 +12,7 @@ from flray.data.events import make_timeline
 from flray.data.global_test import with_global_test
 from flray.data.split import Split
 from flray.engines.training import plain_gradient
-from flray.errors import ExperimentError
+from flray.errors import ClientFailure, ExperimentError
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Cohort, Federation, Oracle, Share, nobody
 from flray.models.bank import ModelBank, Params
@@ -42,6 +42,13 @@ def test_a_relation_of_fewer_clients_than_there_are_is_refused() -> None:
     of_the_cohort = Relation.of_matrix(np.eye(2))
     with pytest.raises(ExperimentError, match=r"relation .* of each of \d+ clients, got 2"):
         fed.average(of_the_cohort, fed.initial_bank(), cohort, plain_gradient)
+
+
+def test_a_misspelt_name_in_what_clients_run_is_their_failure() -> None:
+    fed = tiny_federation()
+    message = r"client 0 failed: NameError: name 'undefined' .* \(test_federation.py, line \d+\)"
+    with pytest.raises(ClientFailure, match=message):
+        fed.map(lambda *_: undefined, Cohort(1, fed.clients[:2]))  # noqa: F821
 
 
 @dataclass(frozen=True)

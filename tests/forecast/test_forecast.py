@@ -13,6 +13,8 @@ import yaml
 
 from flray.clustering.encoder import Encoder
 from flray.config.experiment import parse_experiment
+from flray.data.dataset import Dataset
+from flray.data.datasets.synthetic import Synthetic
 from flray.data.events import make_timeline
 from flray.engines.engine import Block
 from flray.engines.plan import IndexPlan
@@ -119,6 +121,26 @@ def test_an_encoder_is_timed_and_not_trained(monkeypatch) -> None:
     found = forecast_of(FLHC % "threshold: 99", *drift, "rounds=3")
     assert found.seconds["encoder"] == pytest.approx(0.5 * 2 * 4)
     assert "fine-tuning" not in found.seconds
+
+
+@pytest.mark.usefixtures("no_encoder")
+@pytest.mark.parametrize(
+    "given",
+    [
+        (FLT % ENCODER,),
+        ("split={name: rotation, clients: 4}", f"evaluate.drift.encoder={ENCODER}"),
+    ],
+)
+def test_the_images_of_an_encoder_are_loaded_once(given, monkeypatch) -> None:
+    load, sizes = Synthetic.load, []
+
+    def counted(dataset: Synthetic) -> Dataset:
+        sizes.append(dataset.num_train)
+        return load(dataset)
+
+    monkeypatch.setattr(Synthetic, "load", counted)
+    assert forecast_of(*given, "rounds=1").seconds["encoder"] > 0
+    assert sizes.count(200) == 1
 
 
 def test_an_encoder_in_the_cache_takes_nothing(tmp_path, monkeypatch) -> None:

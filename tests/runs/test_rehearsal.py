@@ -97,6 +97,19 @@ REFUSED = {
         "algorithm={name: flhc, rounds_before: 1}; evaluate.robustness={draws: 3}",
         r"evaluate\.robustness needs .*Flhc does not",
     ),
+    "an algorithm that places clients, in each of its rounds": (
+        "algorithm={name: fedsem, number: 2}; evaluate.robustness={draws: 3}",
+        r"evaluate\.robustness needs .*FedSem does not",
+    ),
+    "no more clusters than clients of the first stage": (
+        "algorithm={name: pca_km_hc, stages: 3, clustering: {signature: {components: 16}, "
+        "partition: {name: hierarchical, linkage: average, number: 3}}}",
+        "number must be at most the number of clients, 2, got 3",
+    ),
+    "no more clusters than founders": (
+        "algorithm={name: flexcfl, founders: 2}",
+        "number must be at most the number of clients, 2, got 3",
+    ),
     "layers": ("algorithm={name: lg_fedavg, global_layers: 9}", "this model has 2"),
 }
 
@@ -114,6 +127,20 @@ def test_a_method_that_lacks_something_is_refused_before_the_directory_is_made(
     with pytest.raises(ExperimentError, match=message):
         run_experiment(experiment(arguments), tmp_path / "run")
     assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.parametrize(
+    "method", ["{name: cfl, rounds_before: 1}", "clove", "feddrift", "fedsem", "flis_dc"]
+)
+def test_robustness_is_refused_for_methods_that_cluster_by_rules_of_their_own(method) -> None:
+    arguments = f"algorithm={method}; split.server=30; evaluate.robustness={{draws: 3}}"
+    with pytest.raises(ExperimentError, match=r"evaluate\.robustness needs an algorithm that plac"):
+        describe(experiment(arguments))
+
+
+def test_robustness_is_left_out_for_methods_that_never_cluster() -> None:
+    """So that one file compares FedAvg with methods that do."""
+    assert "of ifca with" in describe(experiment("algorithm=ifca; evaluate.robustness={draws: 3}"))
 
 
 def test_an_encoder_without_its_images_is_refused_before_the_directory_is_made(

@@ -1,6 +1,6 @@
-"""What a method of an algorithm of one's own returns is refused with the method's name."""
+"""What algorithms and scores of one's own return or raise is reported with their name."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,10 @@ import torch
 import flray
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedavg import FedAvg
+from flray.client.scores import MeanScore
+from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
+from flray.runs.rehearsal import describe
 
 from scenarios import TINY
 
@@ -104,3 +107,38 @@ def test_a_hook_that_returns_nothing_is_refused_by_its_name(engine) -> None:
     message = "^Forgetful.gradient must return a dict of tensors by parameter.* got NoneType"
     with pytest.raises(ExperimentError, match=message):
         flray.run(TINY, algorithm=Forgetful(), rounds=1, execution={"engine": engine})
+
+
+@pytest.mark.parametrize("method", [Still(), Forgetful()])
+def test_such_a_hook_is_refused_before_the_run(method) -> None:
+    with pytest.raises(ExperimentError, match=f"^{type(method).__name__}.gradient must "):
+        describe(parse_experiment(TINY | {"algorithm": method}))
+
+
+@dataclass(frozen=True)
+class FailingTerms(MeanScore):
+    name = "mine"
+
+    def of_examples(self, output, targets):
+        return {}["nothing"]
+
+
+@dataclass(frozen=True)
+class FailingValue(MeanScore):
+    name = "mine"
+
+    def of_examples(self, output, targets):
+        return output[:, 0]
+
+    def value(self, terms):
+        return {}["nothing"]
+
+
+@pytest.mark.parametrize("score", [FailingTerms, FailingValue])
+def test_an_error_in_a_score_names_the_score_its_line_and_the_error(score) -> None:
+    keys = TINY | {"rounds": 1, "evaluate": {"scores": [score()]}}
+    for start in (lambda keys: describe(parse_experiment(keys)), flray.run):
+        with pytest.raises(
+            ExperimentError, match=r"^score mine \(test_returned.py, line \d+\): KeyE"
+        ):
+            start(keys)
