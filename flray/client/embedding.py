@@ -134,8 +134,7 @@ def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
     """
     with _encoding(module) as encoding:
         parts = in_evaluation(module, examples, ids, lambda batch: encoding(batch[0]))
-    latents: Latents = torch.cat(parts).cpu().numpy()
-    return latents
+    return torch.cat(parts).cpu().numpy()
 
 
 @contextmanager

@@ -57,8 +57,7 @@ def apply_pipeline(
     """
     pixels: Pixels = images.astype(np.float32) / np.float32(255)
     changed = _noise(pixels, rows, seed) if name == "noise" else _CHANGES[name](pixels)
-    stored: NDArray[np.uint8] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
-    return stored
+    return np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
 
 
 def quarter_turns(images: NDArray[Pixel], num: int) -> NDArray[Pixel]:

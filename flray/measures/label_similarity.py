@@ -95,8 +95,7 @@ def cosines(vectors: NDArray[Any]) -> Matrix:  # Any: counts or floats
     """
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors / np.where(length == 0, 1.0, length)
-    similarity: Matrix = units @ units.T
-    return similarity
+    return units @ units.T
 
 
 def pair_correlation(one: Matrix, other: Matrix) -> float:

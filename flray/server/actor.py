@@ -73,8 +73,7 @@ class ServerActor:
 
     def node(self) -> str:
         """The id of the node it is on; answers as soon as the actor has started."""
-        node_id: str = ray.get_runtime_context().get_node_id()
-        return node_id
+        return ray.get_runtime_context().get_node_id()
 
     def receive(self, build: bytes) -> None:
         """Unpickle the function that builds the server, which imports what the server needs."""
