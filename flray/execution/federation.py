@@ -196,11 +196,9 @@ class Federation(Population):
         Args:
             number: of both so many are drawn from the seed and the round. None: all.
         """
-        of_each = (
-            sample_evaluated(self.seed, self.t, clients, number)
-            for clients in (self.clients, self.holdout)
-        )
-        present = np.union1d(*of_each)
+        clients = sample_evaluated(self.seed, self.t, self.clients, number)
+        holdout = sample_evaluated(self.seed, self.t, self.holdout, number)
+        present = np.union1d(clients, holdout)
         if self.share is None or self.t <= self.share.after:
             return present
         return np.intersect1d(present, self.share.clients)

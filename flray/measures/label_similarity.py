@@ -81,9 +81,8 @@ def _k_means(counts: Ids, number: int, seed: int) -> Ids:
 
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters
-        labels: Ids = KMeans(number, n_init=10, random_state=seed).fit_predict(
-            counts.astype(np.float64)
-        )
+        kmeans = KMeans(number, n_init=10, random_state=seed)
+        labels: Ids = kmeans.fit_predict(counts.astype(np.float64))
     return labels
 
 
