@@ -552,10 +552,8 @@ class Federation(Population):
         """Strengths (V, K) of clients times n_k or 1, 0 for clients that may not train."""
 
         def times_n(clients: Ids) -> WeightArray:
-            begin, end = (
-                np.searchsorted(self.clients, clients, side) for side in ("left", "right")
-            )
-            return strengths(clients) * np.where(begin < end, self.weights(clients), 0.0)
+            is_there = np.isin(clients, self.clients)
+            return strengths(clients) * np.where(is_there, self.weights(clients), 0.0)
 
         return Weighted.of(times_n, heard, bank, self.aggregation.unheard)
 
