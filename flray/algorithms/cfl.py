@@ -130,9 +130,7 @@ class Cfl:
     ) -> tuple[CflState, list[Clustering]]:
         """Split each cluster that is ready for it; members without an update are left to place."""
         labels, forks, clusterings = state.labels.copy(), list(state.forks), []
-        is_present = np.zeros(fed.num_clients, np.bool_)
-        is_present[fed.clients] = True
-        known = seen.clients[is_present[seen.clients]]
+        known = np.intersect1d(seen.clients, fed.clients)
         for parent in np.unique(state.labels[heard.clients]):
             members = known[state.labels[known] == parent]
             fresh = heard.of(members)

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.clustering.update import updates
-from flray.data.dataset import Ids
 from flray.execution.federation import Federation
 from flray.execution.trained import Trained
 from flray.models.bank import ModelBank
@@ -95,13 +94,3 @@ class Dynamic:
         """
         enough = int(flags.raised.sum()) > self.more_than
         return enough or (self.every is not None and t % self.every == 0)
-
-
-def part_of(clients: Ids, part: int, num_parts: int, order: np.random.Generator) -> Ids:
-    """One of num_parts nearly equal parts of the clients, shuffled once by `order`.
-
-    >>> rng = np.random.default_rng
-    >>> np.sort(np.concatenate([part_of(np.arange(5), k, 2, rng(0)) for k in range(2)]))
-    array([0, 1, 2, 3, 4])
-    """
-    return np.sort(np.array_split(order.permutation(clients), num_parts)[part])

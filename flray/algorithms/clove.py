@@ -138,15 +138,14 @@ class Clove:
         unchanged[clients] = np.where(chosen[clients] == rows, unchanged[clients] + 1, 1)
         chosen[clients] = rows
         order = np.argsort(model_of_cluster)
+        means = points.cluster_means(labels)[torch.from_numpy(order)]
         state = replace(
             state,
             chosen=chosen,
             unchanged=unchanged,
             is_settled=bool(self.settle_after) and unchanged[clients].min() >= self.settle_after,
             judged=state.bank,
-            centres=Points.vectors(
-                model_of_cluster[order], points.cluster_means(labels)[torch.from_numpy(order)]
-            ),
+            centres=Points.vectors(model_of_cluster[order], means),
         )
         clustering = Clustering(clients, points, L2()(points), None, Partition(labels))
         return state, (clustering,)

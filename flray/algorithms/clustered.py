@@ -11,7 +11,7 @@ from flray.clustering.pipeline import Clustering
 from flray.data.dataset import Ids
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
-from flray.models.bank import ModelBank, rows_of
+from flray.models.bank import ModelBank
 from flray.models.mixing import Relation
 
 State = TypeVar("State")
@@ -77,14 +77,11 @@ def mix_clusters(
     common = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n in shared})
     joint = fed.mix(Relation.joint(fed.num_clients), trained, common)
     _, user = np.unique(mixed.owner, return_index=True)  # (U,) a client of each row
-    params, moments = (
-        {n: rows_of(leaf, joint.owner[user]) for n, leaf in leaves.items()}
-        for leaves in (joint.params, joint.moments)
-    )
+    joint = joint.with_rows(joint.owner[user], mixed.owner)
     return replace(
         mixed,
-        params={n: (mixed.params | params)[n] for n in bank.params},
-        moments=dict(sorted((mixed.moments | moments).items())),
+        params={n: (mixed.params | joint.params)[n] for n in bank.params},
+        moments=dict(sorted((mixed.moments | joint.moments).items())),
     )
 
 

@@ -270,8 +270,7 @@ def merges(distance: Matrix, used: Ids, num_models: int, delta: float) -> Ids:
 def num_examples(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
     """(U,) the weight of the clients that are there in each model, by all data it trains on."""
     there = fed.clients
-    weights: NDArray[np.float64] = strengths(state, fed)[:, there] @ fed.weights(there)
-    return weights
+    return strengths(state, fed)[:, there] @ fed.weights(there)
 
 
 def merged(bank: ModelBank, examples: NDArray[np.float64], target: Ids) -> ModelBank:

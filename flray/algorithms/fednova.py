@@ -87,8 +87,7 @@ def effective_steps(num_steps: Ids, momentum: float) -> NDArray[np.float64]:
     (array([1., 2., 3.]), array([1.  , 2.5 , 4.25]))
     """
     tau, rho = num_steps.astype(np.float64), momentum
-    steps: NDArray[np.float64] = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-    return steps
+    return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
 
 def require_sgd(training: Training, method: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.change import Dynamic, Flags, part_of
+from flray.algorithms.change import Dynamic, Flags
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
 from flray.clustering.distances import L2
@@ -131,11 +131,8 @@ class Flt:
 
     def _stages_until(self, last: int, fed: Federation) -> Ids:
         """The clients of stages 0 to `last`."""
-        parts = (
-            part_of(fed.clients, stage, self.stages, fed.generator("stages"))
-            for stage in range(last + 1)
-        )
-        return np.sort(np.concatenate(list(parts)))
+        order = fed.generator("stages").permutation(fed.clients)
+        return np.sort(np.concatenate(np.array_split(order, self.stages)[: last + 1]))
 
     rounds_before = 0
 

@@ -85,9 +85,7 @@ class PFedMe:
     def round(self, state: PFedMeState, cohort: Cohort, fed: Federation) -> Outcome[PFedMeState]:
         # Alg. 1 l. 11: w <- (1 - β) w + β mean of w_k
         joint = Relation.joint(fed.num_clients)
-        trained = fed.train(state.bank, cohort, self.gradient)
-        fed.count_models(state.bank, cohort, trained)
-        bank = fed.mix(joint, trained, state.bank)
+        bank, trained = fed.average(joint, state.bank, cohort, self.gradient)
         table = self._personal(state.personal, trained.clients, trained.params, cohort, fed)
         return Outcome(PFedMeState(bank, table), trained.metrics())
 

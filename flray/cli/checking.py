@@ -1,6 +1,5 @@
 """`flray check`: would these files run? Every file is looked at, whatever is wrong with another."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from flray.cli.arguments import files_and_overrides
 from flray.cli.campaign import read_campaign
 from flray.cli.running import remarks_on
 from flray.config.reading import read_mapping
-from flray.config.shipped import SPACES, find_file, is_space
+from flray.config.shipped import SPACES, find_file, has_line, is_space
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
 from flray.sweeps.describing import describe_space, planned_rows
@@ -45,14 +44,6 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
     return wrong
 
 
-def _is_cluster_file(path: Path) -> bool:
-    """True if a file describes a cluster for `ray up`."""
-    if not os.path.isfile(path):  # False for names that no file can have
-        return False
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.startswith(("cluster_name:", "provider:")) for line in lines)
-
-
 def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[str]:
     """Lines about a space, a cluster or the runs of an experiment.
 
@@ -63,7 +54,7 @@ def _described(file: str, overrides: Sequence[str], tool: click.Group) -> list[s
     if is_space(find_file(file) or find_file(file, SPACES) or path):
         space = read_space(path, overrides)
         return [f"{path.stem}: {describe_space(space, planned_rows(space))}"]
-    if _is_cluster_file(path):
+    if has_line(path, "cluster_name:", "provider:"):  # for `ray up`
         from flray.execution.cluster_file import check_cluster_file, tool_of  # imports Ray
 
         plain = read_mapping(path, "the cluster")

@@ -36,11 +36,9 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
         end = f" (ended by stop.{rule} after round {summary[ROUNDS]})" if rule else ""
         console.print(f"{run.name}: {run.path}{end}", soft_wrap=True)
     root = Path(os.path.commonpath([run.path for run in done]))
-    for line in (
-        _draw(experiments, root / "figures"),
-        f"a page of it: flray report {shlex.quote(url or str(root))}",
-    ):
-        console.print(line, soft_wrap=True)
+    console.print(_draw(experiments, root / "figures"), soft_wrap=True)
+    page = f"a page of it: flray report {shlex.quote(url or str(root))}"
+    console.print(page, soft_wrap=True)
 
 
 def _draw(experiments: Experiments, folder: Path) -> str:

@@ -164,9 +164,8 @@ def describe_forecast(name: str, forecast: Forecast) -> list[str]:
     shares = ", ".join(
         f"{part} {seconds:.1f} s" for part, seconds in forecast.seconds.items() if seconds >= 0.05
     )
-    memory, down, up = map(
-        decimal, (forecast.memory_per_process, forecast.bytes_down, forecast.bytes_up)
-    )
+    sizes = (forecast.memory_per_process, forecast.bytes_down, forecast.bytes_up)
+    memory, down, up = map(decimal, sizes)
     lines = [
         f"{name}: about {duration(forecast.total_s)} ({shares})",
         f"  {counted(forecast.rounds, 'round')}, "

@@ -77,8 +77,7 @@ class FineTuneCentres:
     training: EncoderTraining
 
     def __call__(self, host: Host, params: Params, job: ClientsJob) -> list[Latents]:
-        alone = (self.tuned_centres(host, params, int(i)) for i in job.clients)
-        return [centres for centres, _ in alone]
+        return [self.tuned_centres(host, params, int(i))[0] for i in job.clients]
 
     def tuned_centres(self, host: Host, carried: Params, client: int) -> tuple[Latents, Params]:
         """A client's centres after its own epochs, and what the next client would go on from.
@@ -134,8 +133,7 @@ def encode(module: LightningModule, examples: Examples, ids: Tensor) -> Latents:
     """
     with _encoding(module) as encoding:
         parts = in_evaluation(module, examples, ids, lambda batch: encoding(batch[0]))
-    latents: Latents = torch.cat(parts).cpu().numpy()
-    return latents
+    return torch.cat(parts).cpu().numpy()
 
 
 @contextmanager

@@ -180,9 +180,8 @@ class Auroc:
             is_class, probability = targets == label, probabilities[:, label]
             others = np.sort(probability[~is_class])
             if len(others):  # share of pairs in the right order, ties half (Mann and Whitney, 1947)
-                below = [
-                    np.searchsorted(others, probability[is_class], s) for s in ("left", "right")
-                ]
+                own = probability[is_class]
+                below = [np.searchsorted(others, own, side) for side in ("left", "right")]
                 areas.append(np.mean(below) / len(others))
         return float(np.mean(areas)) if areas else np.nan
 

@@ -213,21 +213,18 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
     kinds = (torch.bool, *[torch.float64] * (1 + len(host.scores)))
     passes = [tuple(ids.new_empty(0, dtype=kind) for kind in kinds)]
     loaded = None
-    for job, ids_of_job in zip(
-        jobs, torch.split(ids, [len(job.examples) for job in jobs]), strict=True
-    ):
+    ids_by_job = torch.split(ids, [len(job.examples) for job in jobs])
+    for job, ids_of_job in zip(jobs, ids_by_job, strict=True):
         if job.shares:
             loaded = None
         elif job.row != loaded:
             loaded = job.row
             load_params(module, {name: leaf[loaded] for name, leaf in bank.items()})
         for batch_ids in torch.split(ids_of_job, EVALUATION_BATCH) if len(ids_of_job) else []:
-            x, y = host.examples.batch(batch_ids)
-            output = (
-                module(x) if not job.shares else _mixed_output(module, bank, job.shares, (x, y))
-            )
-            losses = _losses(module, output, (x, y)).double()
-            passes.append((_correct(output, y), losses, *_terms(host, output, (x, y))))
+            x, y = batch = host.examples.batch(batch_ids)
+            output = _mixed_output(module, bank, job.shares, batch) if job.shares else module(x)
+            losses = _losses(module, output, batch).double()
+            passes.append((_correct(output, y), losses, *_terms(host, output, batch)))
     return tuple(torch.cat(parts) for parts in zip(*passes, strict=True))
 
 

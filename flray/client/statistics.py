@@ -99,15 +99,13 @@ def _units(latents: Values) -> Values:
     """(n, E) the latents with mean 0 and standard deviation 1; 0 for a constant feature."""
     constant = latents.min(0) == latents.max(0)
     spread = np.where(constant, 1.0, latents.std(0))
-    units: Values = np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
-    return units
+    return np.where(constant, 0.0, (latents - latents.mean(0)) / spread)
 
 
 def _kurtosis(latents: Values) -> Values:
     """(E,) the excess over that of a normal distribution; 0 for a constant feature."""
     units = _units(latents)
-    excess: Values = np.where(units.any(0), (units**4).mean(0) - 3.0, 0.0)
-    return excess
+    return np.where(units.any(0), (units**4).mean(0) - 3.0, 0.0)
 
 
 def _covariance(latents: Values) -> Values:

@@ -74,5 +74,4 @@ def singular_vectors(inputs: torch.Tensor, p: int) -> Basis:
         _, sigma, kept = torch.linalg.svd(inputs, full_matrices=False)
     kept = kept[:p][sigma[:p] > NO_PART * sigma[0]] if sigma[0] > 0 else torch.zeros_like(kept[:1])
     largest = kept.gather(1, kept.abs().argmax(1, keepdim=True))
-    basis: Basis = (kept * largest.sign() + 0.0).float().numpy()  # no -0.0
-    return basis
+    return (kept * largest.sign() + 0.0).float().numpy()  # no -0.0

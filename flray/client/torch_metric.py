@@ -63,10 +63,8 @@ class TorchMetric:
     def terms(self, output: Tensor, targets: Tensor) -> Tensor:
         """(B, 1 + ...) the number of classes, 0 for numbers; outputs and targets in turn."""
         numbers = targets.is_floating_point()
-        pairs = [
-            output.reshape(targets.shape)[..., None] if numbers else output,
-            targets[..., None],
-        ]
+        predicted = output.reshape(targets.shape)[..., None] if numbers else output
+        pairs = (predicted, targets[..., None])
         rows = torch.cat([part.double() for part in pairs], -1).reshape(len(targets), -1)
         num_classes = 0 if numbers else output.shape[-1]
         return torch.cat([torch.full_like(rows[:, :1], num_classes), rows], 1)

@@ -89,9 +89,8 @@ class Hierarchical:
 
     def _merges(self, compared: Matrix) -> Matrix:
         """The tree of the rows of R, or of the distances D."""
-        if self.on == "relation":
-            return np.asarray(linkage(compared, self.linkage))
-        return np.asarray(linkage(squareform(compared, checks=False), self.linkage))
+        compared = compared if self.on == "relation" else squareform(compared, checks=False)
+        return np.asarray(linkage(compared, self.linkage))
 
     def cut(self, tree: Matrix, related: Related) -> Ids:
         """(m,) labels of the clients; one tree serves every threshold and number."""

@@ -92,5 +92,4 @@ class Metadata:
         known = frame.iloc[[rows[name] for name in names]]
         values, is_number = features_of(known[list(chosen)])
         std = np.where(is_number & (values.std(0) > 0), values.std(0), 1.0)
-        table: Matrix = (values - np.where(is_number, values.mean(0), 0.0)) / std
-        return table
+        return (values - np.where(is_number, values.mean(0), 0.0)) / std

@@ -126,11 +126,9 @@ class Spectral:
         num_clients = related.points.num_clients
         if self.number in (1, num_clients):  # no eigenvector decides
             return Partition(np.arange(num_clients) * (self.number > 1))
-        edges = (
-            related.relation
-            if related.relation is not None
-            else Kernel()(require_distance(related, "spectral"))
-        )
+        edges = related.relation
+        if edges is None:
+            edges = Kernel()(require_distance(related, "spectral"))
         seed = int(related.rng.integers(2**31))
         from sklearn import cluster  # seconds to import, and seldom needed
 

@@ -75,12 +75,8 @@ class Clustering:
     def evidence(self) -> Evidence:
         """The arrays that the run directory keeps of the clustering, by name."""
         arrays: Evidence = {"clients": self.clients, "labels": self.labels}
-        if self.distance is not None:
-            arrays["D"] = self.distance
-        if self.relation is not None:
-            arrays["R"] = self.relation
-        if self.partition.linkage is not None:
-            arrays["linkage"] = self.partition.linkage
+        optional = {"D": self.distance, "R": self.relation, "linkage": self.partition.linkage}
+        arrays |= {name: array for name, array in optional.items() if array is not None}
         if self.partition.overlapping:
             arrays["overlapping"] = np.array(True)
         return arrays | self._kept_points()

@@ -34,9 +34,7 @@ def by_covariance(values: Tensor) -> Coordinates:
     num_dimensions = values.shape[1]
     mean = values.mean(0, dtype=torch.float64)
     parts = torch.split(values, chunk_length(8 * num_dimensions))
-    covariance = torch.zeros(
-        num_dimensions, num_dimensions, dtype=torch.float64, device=values.device
-    )
+    covariance = values.new_zeros(num_dimensions, num_dimensions, dtype=torch.float64)
     for part in parts:
         centred = part.double() - mean
         covariance.addmm_(centred.T, centred)

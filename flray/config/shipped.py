@@ -67,10 +67,15 @@ def is_space(path: Path) -> bool:
     >>> is_space(require_file("flhc_table4", SPACES)), is_space(require_file("demo/flhc"))
     (True, False)
     """
-    if path.suffix not in (_SUFFIX, ".yml") or not os.path.isfile(path):
+    return path.suffix in (_SUFFIX, ".yml") and has_line(path, "experiment:")
+
+
+def has_line(path: Path, *begins: str) -> bool:
+    """True for a text file with a line that begins with one of these texts."""
+    if not os.path.isfile(path):  # False for names that no file can have
         return False
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.startswith("experiment:") for line in lines)
+    return any(line.startswith(begins) for line in lines)
 
 
 def names(kind: str) -> list[str]:

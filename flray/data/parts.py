@@ -190,13 +190,10 @@ def _with_new_images(split: Split, num_images: int, render: Render) -> Split:
     view, row = np.divmod(viewed, num_images)
     with ThreadPoolExecutor(usable_cores()) as pool:
         images = list(pool.map(lambda v: render(int(v), row[view == v]), np.unique(view)))
+    new_ids = num_images + np.searchsorted(viewed, split.image_ids)
     return replace(
         split,
-        image_ids=np.where(
-            split.image_ids < num_images,
-            split.image_ids,
-            num_images + np.searchsorted(viewed, split.image_ids),
-        ),
+        image_ids=np.where(split.image_ids < num_images, split.image_ids, new_ids),
         new_images=np.concatenate(images),
         origin=row,
     )

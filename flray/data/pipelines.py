@@ -57,8 +57,7 @@ def apply_pipeline(
     """
     pixels: Pixels = images.astype(np.float32) / np.float32(255)
     changed = _noise(pixels, rows, seed) if name == "noise" else _CHANGES[name](pixels)
-    stored: NDArray[np.uint8] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
-    return stored
+    return np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
 
 
 def quarter_turns(images: NDArray[Pixel], num: int) -> NDArray[Pixel]:
@@ -101,10 +100,6 @@ def _luminance(x: Pixels) -> Pixels:
     return grey
 
 
-def _grayscale(x: Pixels) -> Pixels:
-    return np.broadcast_to(_luminance(x), x.shape)
-
-
 def _hue(x: Pixels) -> Pixels:
     """Hue shifted, value and chroma kept; hue is counted in sixths of a turn."""
     red, green, blue = x[:, 0], x[:, 1], x[:, 2]
@@ -130,11 +125,6 @@ def _brightness_contrast(x: Pixels) -> Pixels:
     return contrasty
 
 
-def _solarize(x: Pixels) -> Pixels:
-    """Invert the bright pixels."""
-    return np.where(x >= _SOLARIZE_FROM, 1 - x, x)
-
-
 def _posterize(x: Pixels) -> Pixels:
     """Keep the two highest bits of each byte."""
     kept = np.rint(x * 255).astype(np.uint8) & np.uint8(_POSTERIZE_MASK)
@@ -153,11 +143,11 @@ def _noise(x: Pixels, rows: Ids, seed: int) -> Pixels:
 _CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
     "identity": lambda x: x,
     "blur": _blur,
-    "grayscale": _grayscale,
+    "grayscale": lambda x: np.broadcast_to(_luminance(x), x.shape),
     "invert": lambda x: 1 - x,
     "hue": _hue,
     "brightness_contrast": _brightness_contrast,
-    "solarize": _solarize,
+    "solarize": lambda x: np.where(x >= _SOLARIZE_FROM, 1 - x, x),  # inverts the bright pixels
     "posterize": _posterize,
     "rotate": lambda x: quarter_turns(x, 1),
 }

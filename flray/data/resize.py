@@ -18,5 +18,4 @@ def bilinear(images: Pixels, size: int) -> Pixels:
     high = np.minimum(low + 1, old - 1)
     part: Pixels = (at - low).astype(np.float32)
     rows: Pixels = images[:, low] * (1 - part)[:, None] + images[:, high] * part[:, None]
-    resized: Pixels = rows[:, :, low] * (1 - part) + rows[:, :, high] * part
-    return resized
+    return rows[:, :, low] * (1 - part) + rows[:, :, high] * part

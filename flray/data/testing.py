@@ -71,9 +71,8 @@ def proportional_slices(trained: Ids, images: list[Ids], seed: int) -> list[Ids]
     tested = hands_of(len(trained), np.concatenate(holders), np.concatenate(given))
     for client, ids in enumerate(tested):
         if len(ids) == 0:
-            tested[client] = _one_image(
-                trained[client], images, generator(seed, "split.test.one", client)
-            )
+            rng = generator(seed, "split.test.one", client)
+            tested[client] = _one_image(trained[client], images, rng)
     return tested
 
 

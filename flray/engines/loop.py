@@ -97,9 +97,8 @@ def train_one_by_one(
             losses.append(train_client(plan, w0, memo, extra))
         logs.append(values)
         after = params_of(module) | extra
-        trained.append(
-            {n: (after[n] if training.moves(n) else start).clone() for n, start in w0.items()}
-        )
+        moved = {n: after[n] if training.moves(n) else start for n, start in w0.items()}
+        trained.append({n: leaf.clone() for n, leaf in moved.items()})
     return BlockResult(stack(trained), np.array(losses), means(logs))
 
 

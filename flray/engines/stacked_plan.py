@@ -206,14 +206,12 @@ def _handovers(
         for place, end in enumerate(of_lane.tolist()):
             done.setdefault(end, []).append((slot, place))
     handovers = []
+
+    def seats(places: Sequence[tuple[int, int]]) -> Seats:
+        return Seats.of([lanes[s][n] for s, n in places], [s for s, _ in places], device)
+
     for end, places in sorted(done.items()):
         followed = [(slot, place + 1) for slot, place in places if place + 1 < len(lanes[slot])]
-        now, then = (
-            Seats.of([lanes[s][n] for s, n in pairs], [s for s, _ in pairs], device)
-            if pairs
-            else None
-            for pairs in (places, followed)
-        )
-        assert now is not None  # somebody ends there
-        handovers.append(Handover(end - 1, now, then))
+        following = seats(followed) if followed else None
+        handovers.append(Handover(end - 1, seats(places), following))
     return tuple(handovers)

@@ -317,19 +317,17 @@ class Step:
                 of_first = [factors[:, :, 0] for factors in weight]
                 targets = self.written.targets(y[:, :, 0], mask[:, :, 0], x.dtype, *of_first)
             for s, targets_of_step in enumerate(targets):
-                yield (
-                    tuple(
-                        StackedBatch(
-                            x[s, :, b],
-                            y[s, :, b],
-                            mask[s, :, b],
-                            {name: key[s, :, b] for name, key in layer_keys.items()},
-                            tuple(factors[s, :, b] for factors in weight),
-                        )
-                        for b in range(ids.shape[2])
-                    ),
-                    targets_of_step,
+                batches = tuple(
+                    StackedBatch(
+                        x[s, :, b],
+                        y[s, :, b],
+                        mask[s, :, b],
+                        {name: key[s, :, b] for name, key in layer_keys.items()},
+                        tuple(factors[s, :, b] for factors in weight),
+                    )
+                    for b in range(ids.shape[2])
                 )
+                yield batches, targets_of_step
 
     def _memory_for(self, ids: Tensor) -> Tensor | None:
         """Memory for the images of ids (batches, B), whose former images are no longer needed.

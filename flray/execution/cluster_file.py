@@ -89,11 +89,9 @@ def _check_mounts(plain: Plain, folder: Path) -> None:
     for remote, local in plain.get("file_mounts", {}).items():
         if (folder / Path(str(local)).expanduser()).exists():
             continue
-        remedy = (
-            "`ray get-auth-token --generate` makes one"
-            if remote == TOKEN
-            else (f"paths are looked for from {folder}; call it from the top folder of the project")
-        )
+        remedy = f"paths are looked for from {folder}; call it from the top folder of the project"
+        if remote == TOKEN:
+            remedy = "`ray get-auth-token --generate` makes one"
         raise ExperimentError(f"file_mounts: there is no {local} to copy to {remote}: {remedy}")
 
 

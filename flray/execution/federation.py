@@ -196,11 +196,9 @@ class Federation(Population):
         Args:
             number: of both so many are drawn from the seed and the round. None: all.
         """
-        of_each = (
-            sample_evaluated(self.seed, self.t, clients, number)
-            for clients in (self.clients, self.holdout)
-        )
-        present = np.union1d(*of_each)
+        clients = sample_evaluated(self.seed, self.t, self.clients, number)
+        holdout = sample_evaluated(self.seed, self.t, self.holdout, number)
+        present = np.union1d(clients, holdout)
         if self.share is None or self.t <= self.share.after:
             return present
         return np.intersect1d(present, self.share.clients)
@@ -554,10 +552,8 @@ class Federation(Population):
         """Strengths (V, K) of clients times n_k or 1, 0 for clients that may not train."""
 
         def times_n(clients: Ids) -> WeightArray:
-            begin, end = (
-                np.searchsorted(self.clients, clients, side) for side in ("left", "right")
-            )
-            return strengths(clients) * np.where(begin < end, self.weights(clients), 0.0)
+            is_there = np.isin(clients, self.clients)
+            return strengths(clients) * np.where(is_there, self.weights(clients), 0.0)
 
         return Weighted.of(times_n, heard, bank, self.aggregation.unheard)
 

@@ -172,14 +172,13 @@ class ActorPlan:
             load: What the run puts into memory.
         """
         per_job = 1 if actors.count == "per_client" else load.block
+        memory = _bytes(actors.memory_gb, load.of_actor())
         return cls(
             num_actors=num_actors,
             actors=actors,
             block=load.block,
             blocks_per_round=-(-load.cohort // per_job),
-            per_actor=Needs(
-                actors.num_cpus, actors.num_gpus, _bytes(actors.memory_gb, load.of_actor())
-            ),
+            per_actor=Needs(actors.num_cpus, actors.num_gpus, memory),
             server=Needs(server.num_cpus, 0.0, _bytes(server.memory_gb, load.of_server())),
         )
 

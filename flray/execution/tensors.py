@@ -23,5 +23,4 @@ def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
     >>> _to_array(torch.tensor(2.0)).shape, _to_array(torch.zeros(2, 3).T).flags.c_contiguous
     ((), True)
     """
-    array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
-    return array
+    return tensor.detach().cpu().contiguous().numpy()

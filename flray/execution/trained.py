@@ -186,9 +186,8 @@ class Trained:
         kept = np.flatnonzero(self.num_steps)
         if len(kept) == len(self.clients):
             return self
-        return Trained(
-            self.clients[kept], self.models.part(kept), self.loss[kept], self.num_steps[kept]
-        )
+        models, loss = self.models.part(kept), self.loss[kept]
+        return Trained(self.clients[kept], models, loss, self.num_steps[kept])
 
     def metrics(self) -> dict[str, float]:
         """The column `train_loss`, the mean over clients that took a step; {} if none did."""

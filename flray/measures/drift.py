@@ -90,8 +90,7 @@ class Drift(Measure):
             [encode(module, self.encoder.examples(x, unlabelled, device), ids) for x in views]
         )  # (V, n, E)
         p = torch.from_numpy(latents).double().softmax(-1).numpy()
-        similarity: Matrix = drift_similarity(p)[np.ix_(view_of_client, view_of_client)]
-        return similarity
+        return drift_similarity(p)[np.ix_(view_of_client, view_of_client)]
 
 
 def _views(deal: Deal, rows: Ids) -> tuple[Ids, list[NDArray[np.uint8]]]:

@@ -81,9 +81,8 @@ def _k_means(counts: Ids, number: int, seed: int) -> Ids:
 
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters
-        labels: Ids = KMeans(number, n_init=10, random_state=seed).fit_predict(
-            counts.astype(np.float64)
-        )
+        kmeans = KMeans(number, n_init=10, random_state=seed)
+        labels: Ids = kmeans.fit_predict(counts.astype(np.float64))
     return labels
 
 
@@ -95,8 +94,7 @@ def cosines(vectors: NDArray[Any]) -> Matrix:  # Any: counts or floats
     """
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors / np.where(length == 0, 1.0, length)
-    similarity: Matrix = units @ units.T
-    return similarity
+    return units @ units.T
 
 
 def pair_correlation(one: Matrix, other: Matrix) -> float:

@@ -97,12 +97,8 @@ class Robustness(Measure):
                 context.state, np.unique(similar), uncounted
             )
         cluster_of = dict(zip(answered.tolist(), cluster.tolist(), strict=True))
-        successes = np.array(
-            [
-                [cluster_of.get(p) == c for p in row]
-                for c, row in zip(clusters, similar.tolist(), strict=True)
-            ]
-        )
+        rows = zip(clusters, similar.tolist(), strict=True)
+        successes = np.array([[cluster_of.get(p) == c for p in row] for c, row in rows])
         return robustness_scores(successes, np.array([len(ids) for ids in members]))
 
     def _drawn(self, members: Ids, context: ClusteringContext) -> Ids:

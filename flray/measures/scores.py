@@ -161,8 +161,7 @@ def reaches(values: Values, target: float, score: ScoreColumns) -> NDArray[np.bo
     """
     slack = ROUNDING * max(1.0, abs(target))
     better = values - target if score.higher_is_better else target - values
-    is_reached: NDArray[np.bool_] = better >= -slack
-    return is_reached
+    return better >= -slack
 
 
 def partition_scores(labels: ArrayLike, groups: ArrayLike) -> dict[str, float]:

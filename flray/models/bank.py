@@ -207,12 +207,14 @@ class ModelBank:
         """The clients' models stacked in their order (a copy)."""
         return {n: rows_of(leaf, self.owner[clients]) for n, leaf in self.params.items()}
 
-    def _with_rows(self, rows: Ids, owner: Ids) -> "ModelBank":
+    def with_rows(self, rows: Ids, owner: Ids) -> "ModelBank":
         """The bank of copies of these rows, with their moments."""
-        params, moments = (
-            {name: rows_of(leaf, rows) for name, leaf in leaves.items()}
-            for leaves in (self.params, self.moments)
-        )
+        return self._changed(lambda leaf: rows_of(leaf, rows), owner)
+
+    def _changed(self, change: Callable[[Tensor], Tensor], owner: Ids) -> "ModelBank":
+        """The bank with other leaves, of params and moments alike."""
+        params = {name: change(leaf) for name, leaf in self.params.items()}
+        moments = {name: change(leaf) for name, leaf in self.moments.items()}
         return ModelBank(params, owner, moments)
 
     def split(self, kinds: Ids) -> "ModelBank":
@@ -229,7 +231,7 @@ class ModelBank:
             kinds: (M,) usually the cluster of each client.
         """
         pairs, owner = np.unique(np.stack([kinds, self.owner]), axis=1, return_inverse=True)
-        return self._with_rows(pairs[1], owner.reshape(-1))
+        return self.with_rows(pairs[1], owner.reshape(-1))
 
     def shares_of(self, clients: Ids) -> list[tuple[float, ...]]:
         """Weights over all rows of each of the clients, () for a client that uses one model."""
@@ -263,7 +265,7 @@ class ModelBank:
             return self
         owner = np.zeros_like(self.owner)
         owner[clients] = rows.reshape(-1)
-        return self._with_rows(used, owner)
+        return self.with_rows(used, owner)
 
     def combined(self, shares: NDArray[np.float64], owner: Ids) -> "ModelBank":
         """The bank whose row v is the sum of all rows u times shares[v, u], moments too.
@@ -278,11 +280,7 @@ class ModelBank:
             shares: (V, U), of which each row sums to 1.
             owner: (M,) the new row of each client.
         """
-        params, moments = (
-            {name: _combined(leaf, shares) for name, leaf in leaves.items()}
-            for leaves in (self.params, self.moments)
-        )
-        return ModelBank(params, owner, moments)
+        return self._changed(lambda leaf: _combined(leaf, shares), owner)
 
     def digests(self, clients: Ids) -> list[str]:
         """SHA-256 of the params of each of the clients."""

@@ -71,9 +71,8 @@ class Terms:
 
     def result(self, sums: Params, like: Params) -> Params:
         """Sums as numbers, of the dtype of the models."""
-        scales = torch.from_numpy(
-            2.0 ** -np.stack([self.exponents[name] for name in sums]).astype(float)
-        )
+        exponents = np.stack([self.exponents[name] for name in sums]).astype(float)
+        scales = torch.from_numpy(2.0**-exponents)
         scales = scales.to(next(iter(sums.values())).device)  # (L, V), one copy for all leaves
         numbers = {}
         for (name, total), scale in zip(sums.items(), scales, strict=True):
@@ -168,10 +167,9 @@ def largest_values(models: Params) -> dict[str, WeightArray]:
     if not models:
         return {}
     leaves = [(leaf, tuple(range(1, leaf.dim()))) for leaf in models.values()]
-    largest = torch.stack(
-        [
-            torch.maximum(leaf.amax(axes), -leaf.amin(axes)) if axes else leaf.abs()
-            for leaf, axes in leaves
-        ]
-    )  # (L, K)
+    of_leaves = [
+        torch.maximum(leaf.amax(axes), -leaf.amin(axes)) if axes else leaf.abs()
+        for leaf, axes in leaves
+    ]
+    largest = torch.stack(of_leaves)  # (L, K)
     return dict(zip(models, largest.double().cpu().numpy(), strict=True))

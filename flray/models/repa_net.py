@@ -43,11 +43,9 @@ class RepaNet(Classifier):
         super().__init__()
         self.classifier = SupervisedAe(image_shape, num_classes, latent, "clf")
         del self.classifier.decoder  # of no use to a classifier
-        self.embedder = (
-            None
-            if encoder == "clf"
-            else SupervisedAe(image_shape, num_classes, latent, encoder, weight)
-        )
+        self.embedder: SupervisedAe | None = None
+        if encoder != "clf":
+            self.embedder = SupervisedAe(image_shape, num_classes, latent, encoder, weight)
         if encoder == "ae" and self.embedder is not None:
             del self.embedder.head  # an autoencoder has no labels
 

@@ -330,10 +330,8 @@ class CheckpointStore:
         """Remove what neither the last nor the checkpoint before it refers to."""
         manifests = {before.round, self._saved.round}
         # Manifests first: none may be left without its data.
-        for suffix, kept in (
-            ("json", manifests),
-            ("safetensors", before.files | self._saved.files),
-        ):
+        data = {*before.files, *self._saved.files}
+        for suffix, kept in (("json", manifests), ("safetensors", data)):
             for t in self._rounds(suffix):
                 if t not in kept:
                     self._path(t, suffix).unlink()

@@ -231,8 +231,7 @@ class RunDirectory(RunRecords):
 
 
 def _to_yaml(config: Config) -> str:
-    text: str = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text
+    return yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _as_json(config: Config) -> Json:

@@ -211,9 +211,8 @@ def clustering_sheet(experiments: Experiments) -> Sheet | None:
     rounds = {"after": after, "end": recorded.ROUNDS}
     cells: dict[tuple[str, str, str], Fields] = {}
     for name, runs in clustered.items():
-        cells[name, recorded.ROUND, "ours"] = {
-            "value": np.mean([run.numbers[after] for run in runs])
-        }
+        mean_round = np.mean([run.numbers[after] for run in runs])
+        cells[name, recorded.ROUND, "ours"] = {"value": mean_round}
         for column in shares:
             for when, key in rounds.items():
                 measured = [_measured(run, int(run.numbers[key]), column) for run in runs]

@@ -71,10 +71,8 @@ def accuracy_figure(experiments: Experiments) -> Figure:
             x, colour = rows[ROUND].to_numpy(), colours[str(name)]
             top.fill_between(x, worst, rows["shown"], color=colour, alpha=0.15, linewidth=0)
     top.set_title(f"Mean over clients{band}", fontsize=10)
-    handles = style.lines(
-        {_titled(name, runs): colours[name] for name, runs in experiments.items()}
-    )
-    handles += _score_axis(top, experiments)
+    titled = {_titled(name, runs): colours[name] for name, runs in experiments.items()}
+    handles = style.lines(titled) + _score_axis(top, experiments)
     for axes, column in zip(grid[1:], below, strict=True):
         numbers = data.dropna(subset=[column])
         sns.lineplot(numbers, x=ROUND, y=column, ax=axes, drawstyle="steps-post", **drawn)
@@ -195,12 +193,8 @@ def efficiency_figure(experiments: Experiments) -> Figure:
     """
 
     def sent(run: RunRecord) -> pd.DataFrame:
-        so_far = (
-            run.rounds.filter(regex=f"^({recorded.BYTES_UP}|{recorded.BYTES_DOWN})_")
-            .sum(axis=1)
-            .cumsum()
-        )
-        return run.evaluated().assign(sent=so_far)
+        kinds = run.rounds.filter(regex=f"^({recorded.BYTES_UP}|{recorded.BYTES_DOWN})_")
+        return run.evaluated().assign(sent=kinds.sum(axis=1).cumsum())
 
     data, test = _joined(experiments, sent), score_of(experiments).mean
     scale = column_of(test).scale

@@ -56,10 +56,8 @@ def round_line(
     """
     parts = [f"round {row[recorded.ROUND]:{len(str(num_rounds))}d}/{num_rounds}"]
     if row.get(score.mean) is not None:
-        for title, column in {
-            score.name: score.mean,
-            "worst client": score.column("worst"),
-        }.items():
+        columns = {score.name: score.mean, "worst client": score.column("worst")}
+        for title, column in columns.items():
             shown = column_of(column)
             number = f"{shown.scale * row[column]:6.{shown.decimals}f}"
             if column == score.mean and row.get(score.column(recorded.SE_SAMPLE)):

@@ -72,11 +72,9 @@ def render_page(runs: Sequence[RunRecord], sweeps: Sequence[Sweep]) -> str:
         runs: Runs, finished or not, as `find_runs` returns them.
         sweeps: Sweeps, each with a chapter of its own.
     """
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(runs=runs, experiments=by_experiment(runs), sweeps=sweeps, version=__version__)
-    )
+    page = _environment().get_template("page.html")
+    experiments = by_experiment(runs)
+    return page.render(runs=runs, experiments=experiments, sweeps=sweeps, version=__version__)
 
 
 @functools.cache
@@ -119,6 +117,5 @@ def typed(path: Path) -> str:
     "'my runs/a'"
     """
     absolute, here = path.absolute(), Path.cwd()
-    return shlex.quote(
-        str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-    )
+    shown = absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
+    return shlex.quote(str(shown))

@@ -106,8 +106,7 @@ def by_kind(rounds: pd.DataFrame, total: str) -> pd.DataFrame:
     columns = [str(name) for name in rounds if str(name).startswith(f"{total}_")]
     names = {name: name.removeprefix(f"{total}_") for name in sorted(columns)}
     kinds = rounds[list(names)].fillna(0).rename(columns=names)
-    occurring: pd.DataFrame = kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
-    return occurring
+    return kinds.loc[:, kinds.any()].set_axis(rounds[ROUND])
 
 
 def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -146,13 +146,11 @@ def failures(sweep: Sweep) -> pd.DataFrame:
         ", ".join(f"{names[k]}={value_text(row[k])}" for k in names if pd.notna(row[k]))
         for _, row in rows.iterrows()
     ]
-    return pd.DataFrame(
-        {"message": rows[recorded.ERROR].fillna("no message").to_numpy()}, index=labels
-    )
+    messages = rows[recorded.ERROR].fillna("no message").to_numpy()
+    return pd.DataFrame({"message": messages}, index=labels)
 
 
 def _settings(sweep: Sweep) -> dict[str, str]:
     """The names of the columns that distinguish rows: varied keys and the seed."""
-    return sweep.names | (
-        {recorded.SEED: recorded.SEED} if sweep.rows[recorded.SEED].notna().any() else {}
-    )
+    has_seed = sweep.rows[recorded.SEED].notna().any()
+    return sweep.names | ({recorded.SEED: recorded.SEED} if has_seed else {})

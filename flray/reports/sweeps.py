@@ -145,8 +145,7 @@ class Sweep:
         """For each row, how many rows of its configuration failed or did not finish."""
         is_missing = pd.Series(~self.rows.index.isin(self.finished.index), self.rows.index)
         by = grouping(self.rows, self.identifying)
-        counts: pd.Series[int] = is_missing.groupby(by, dropna=False).transform("sum").astype(int)
-        return counts
+        return is_missing.groupby(by, dropna=False).transform("sum").astype(int)
 
     @property
     def missing_by_folder(self) -> dict[Path, int]:

@@ -102,9 +102,8 @@ def open_directory(experiment: Experiment, parts: Prepared, directory: RunDirect
         recorded[SCORES] = [asdict(score) for score in evaluation.score_columns]
     if names := parts.payload.timeline.at(1).client_names:
         recorded[CLIENT_NAMES] = list(names)
-        recorded |= (
-            {GROUP_NAMES: list(kinds)} if (kinds := parts.payload.dataset.group_names) else {}
-        )
+        if kinds := parts.payload.dataset.group_names:
+            recorded[GROUP_NAMES] = list(kinds)
     if files := digests_of_files(experiment):
         recorded[FILES] = files
     execution = {**experiment.plain["execution"], "block": parts.payload.settings.block}

@@ -52,9 +52,8 @@ def run_experiment(
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
     on_ray = experiment.settings.execution.executor == "ray"
-    compute: ComputeRounds = partial(
-        _compute_on_actors if on_ray else _compute_here, experiment, directory
-    )
+    compute_rounds = _compute_on_actors if on_ray else _compute_here
+    compute: ComputeRounds = partial(compute_rounds, experiment, directory)
     was_finished = directory.is_finished(experiment.plain)
     if was_finished:
         compute = _compute_nothing  # a tracker may still lack rounds of it

@@ -254,10 +254,8 @@ def draw_module(experiment: Experiment, dataset: Dataset, *number: int) -> Light
             f"model {experiment.model.name} classifies, and the targets of {dataset.name} are "
             f"numbers; {OTHERS}, or a model of your own with num_outputs"
         )
-    module = build_seeded(
-        lambda: experiment.model.build(**facts),
-        torch_seed(settings.seed, "initial model", *number),
-    )
+    seed = torch_seed(settings.seed, "initial model", *number)
+    module = build_seeded(lambda: experiment.model.build(**facts), seed)
     if not trainable(module):
         raise ExperimentError(
             f"model {experiment.model.name} has no parameter that can be trained; assign layers to "

@@ -112,11 +112,11 @@ def _try_hook(executor: Inline, initial: Params, hook: Gradient) -> None:
 
     It has no memo here and no second batch, so that its other errors are left to the first round.
     """
-    executor.map(
-        lambda _, w, hook: direction_and_loss(hook, no_gradient, w, NO_BATCH, w, {}),
-        initial,
-        [hook],
-    )
+
+    def step(_: Host, w: Params, hook: Gradient) -> None:
+        direction_and_loss(hook, no_gradient, w, NO_BATCH, w, {})
+
+    executor.map(step, initial, [hook])
 
 
 def _try_scores(fed: Federation, test: Ids, scores: Sequence[Score]) -> None:

@@ -73,8 +73,7 @@ class ServerActor:
 
     def node(self) -> str:
         """The id of the node it is on; answers as soon as the actor has started."""
-        node_id: str = ray.get_runtime_context().get_node_id()
-        return node_id
+        return ray.get_runtime_context().get_node_id()
 
     def receive(self, build: bytes) -> None:
         """Unpickle the function that builds the server, which imports what the server needs."""
@@ -116,9 +115,8 @@ class ServerActor:
         assert self.build is not None
         server = self.build(RunDirectory(self.copy or folder), clients)
         try:
-            return replace(
-                server, on_round=self.rows.append, should_stop=lambda: self.stopping
-            ).run()
+            heard = replace(server, on_round=self.rows.append, should_stop=lambda: self.stopping)
+            return heard.run()
         finally:
             server.fed.executor.close()
 
@@ -167,16 +165,13 @@ def start_processes(
     with connection or ExitStack() as connection:
         connection.enter_context(connected())
         wait_for_resources(plan)
-        server: Any = (
-            ray.remote(ServerActor)
-            .options(
-                **plan.server.options,
-                max_concurrency=4,
-                runtime_env=actor_environment(threads=1),
-                scheduling_strategy="DEFAULT",  # near the driver if there is room
-            )
-            .remote()
+        actor_class = ray.remote(ServerActor).options(
+            **plan.server.options,
+            max_concurrency=4,
+            runtime_env=actor_environment(threads=1),
+            scheduling_strategy="DEFAULT",  # near the driver if there is room
         )
+        server: Any = actor_class.remote()
         clients = [start_client_actor(plan.per_actor, threads) for _ in range(plan.num_actors)]
         connection.callback(_kill, [server, *clients])
         return Processes(plan, threads, server, clients, connection.pop_all())

@@ -193,9 +193,8 @@ def score_clients(
         groups.setdefault(use, []).append(i)
     members = dict(sorted(groups.items()))
     examples = {u: distinct(np.concatenate([part[i] for i in who])) for u, who in members.items()}
-    answers = score(
-        fed, bank, [ScoreJob(u, ids, shares) for (u, shares, _), ids in examples.items()]
-    )
+    jobs = [ScoreJob(u, ids, shares) for (u, shares, _), ids in examples.items()]
+    answers = score(fed, bank, jobs)
     by_client: dict[int, PartScore] = {}
     for (u, ids), answer in zip(examples.items(), answers, strict=True):
         find = position_finder(ids)

@@ -237,8 +237,7 @@ def last_trained_score(clients: "pd.DataFrame", name: str) -> "pd.Series[float]"
     """
     rows = clients[clients[PART] == "last_trained"]
     values = rows.pivot(index=ROUND, columns=CLIENT, values=name)
-    mean: pd.Series[float] = values.sort_index().ffill().mean(axis=1)
-    return mean
+    return values.sort_index().ffill().mean(axis=1)
 
 
 def _megabits(rounds: "pd.DataFrame", until: int, num_clients: int, kind: str) -> float:

@@ -123,9 +123,8 @@ class Prefix:
         before = max((t for t in stops if t < n), default=0)
         if before and not self.cache.path(PREFIX, key).exists():
             self._after(before)  # before claiming: a process that holds a claim must not wait
-        return RunDirectory(
-            self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
-        )
+        path = self.cache.obtain(PREFIX, key, lambda folder: self._train(folder, before, n))
+        return RunDirectory(path)
 
     def _train(self, folder: Path, before: int, n: int) -> int:
         """Train rounds `before` + 1 to n in this folder; the client steps that they took."""

@@ -261,17 +261,16 @@ class _Sweep:
         rows, options = self.rows(), self.space.options
         counts = Counter(row.status for row in rows)
         best = best_of(rows, self.summaries(rows), options)
-        self.watch.show(
-            Progress(
-                rows=len(rows) + self.num_left,
-                done=counts["done"] + counts["shared"] + counts["stopped"],
-                failed=counts["failed"],
-                rounds=rounds,
-                shared=counts["shared"],
-                tracked=tracked,
-                best=best[options.metric] if best and not best["missing_rows"] else None,
-            )
+        progress = Progress(
+            rows=len(rows) + self.num_left,
+            done=counts["done"] + counts["shared"] + counts["stopped"],
+            failed=counts["failed"],
+            rounds=rounds,
+            shared=counts["shared"],
+            tracked=tracked,
+            best=best[options.metric] if best and not best["missing_rows"] else None,
         )
+        self.watch.show(progress)
 
     def report(self, seconds: float) -> SweepResult:
         """Write table and report, and send to the tracker what it does not have yet.

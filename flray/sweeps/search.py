@@ -127,9 +127,8 @@ class Suggestions:
                 chosen = rows[0].chosen
                 params = {key: _encoded(v, chosen[key]) for key, v in self._free.items()}
                 mean = sum(measured) / len(measured)
-                self._study.add_trial(
-                    create_trial(params=params, distributions=self._distributions, value=mean)
-                )
+                trial = create_trial(params=params, distributions=self._distributions, value=mean)
+                self._study.add_trial(trial)
 
     def ask(self, trial_id: str) -> list[SweepRow]:
         """The rows of the next suggestion; none once all samples were taken.

@@ -232,9 +232,8 @@ class Trial:
         def make() -> None:
             if groups:
                 return self._train_groups(branch, groups)
-            directory = self._opened(
-                self.directory.path, lambda new: self.prefix.begin(new, n, n - 1)
-            )
+            path = self.directory.path
+            directory = self._opened(path, lambda new: self.prefix.begin(new, n, n - 1))
             server = assemble(self.experiment, self.parts, self.fed, directory)
             return self._train(replace(server, algorithm=branch))
 

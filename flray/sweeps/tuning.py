@@ -210,9 +210,8 @@ def run_trial(config: Mapping[str, Any], context: TrialContext, metric: str) -> 
     values: list[Any] = []  # Any: numbers, or None where a row has no such number
     rounds = config["rows"][0].plain["rounds"]
     for row in config["rows"]:
-        ended = run_row(
-            row, context, _reporting(metric, rounds) if context.is_scheduled else ignore
-        )
+        report = _reporting(metric, rounds) if context.is_scheduled else ignore
+        ended = run_row(row, context, report)
         directory = RunDirectory(context.folder / run_path(row.number))
         summary = directory.summary() if ended.is_done else None
         values.append((summary or {}).get(metric))

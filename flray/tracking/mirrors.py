@@ -303,15 +303,9 @@ def _tables(
     """A table of each clustering: clients, names if they have any, clusters and known groups."""
     import pandas as pd
 
-    frames = {
-        t: pd.DataFrame(
-            {
-                CLIENT: c.clients,
-                NAME: [names[i] for i in c.clients] if names else None,
-                "cluster": c.labels,
-                GROUP: c.groups,
-            }
-        )
-        for t, c in clusterings.items()
-    }
-    return {f"clusterings/round_{t}": f.dropna(axis="columns") for t, f in frames.items()}
+    tables = {}
+    for t, c in clusterings.items():
+        owners = [names[i] for i in c.clients] if names else None
+        columns = {CLIENT: c.clients, NAME: owners, "cluster": c.labels, GROUP: c.groups}
+        tables[f"clusterings/round_{t}"] = pd.DataFrame(columns).dropna(axis="columns")
+    return tables

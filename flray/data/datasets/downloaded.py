@@ -69,12 +69,9 @@ class TorchvisionOptions(PixelOptions):
                 if message.startswith(_NOT_THERE):
                     raise not_found(name, files, ", or type dataset.download=true") from error
                 raise
-        return [
-            LabelledImages(
-                np.asarray(part.data), part.targets if hasattr(part, "targets") else part.labels
-            )
-            for part in parts
-        ]
+        labels = [part.targets if hasattr(part, "targets") else part.labels for part in parts]
+        images = [np.asarray(part.data) for part in parts]
+        return [LabelledImages(*of_part) for of_part in zip(images, labels, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,10 @@ def join_rows(
     (6, 1, 8, 8)
     """
     train, test = rows
+    images = np.concatenate([channels_first(part.images) for part in (train, test)])
     return Dataset(
         name=name,
-        images=np.ascontiguousarray(
-            np.concatenate([channels_first(part.images) for part in (train, test)])
-        ),
+        images=np.ascontiguousarray(images),
         labels=np.concatenate([np.asarray(part.labels, dtype=np.int64) for part in (train, test)]),
         num_train=len(train.images),
         num_classes=num_classes,

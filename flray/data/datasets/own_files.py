@@ -243,9 +243,8 @@ class Series:
         if time is None:
             raise ExperimentError("dataset series needs `time`, the column of the table with times")
         row = np.arange(len(value))
-        instants = Rows(value, value, client, group, time, {"row": row}).dataset(
-            Path(self.file).stem
-        )
+        rows = Rows(value, value, client, group, time, {"row": row})
+        instants = rows.dataset(Path(self.file).stem)
         gaps = np.diff(instants.columns[TIME][:, 0])
         is_next = np.diff(known_source(instants, "dataset series")) == 0  # of the same client
         is_wrong = np.zeros(len(row), bool)
@@ -288,8 +287,7 @@ class Text:
         owner = np.repeat(roles, [len(words) for words in spoken])
         group = [(self.group or {}).get(role, "other") for role in roles]
         kind = np.repeat(group, [len(words) for words in spoken]) if self.group else None
-        characters = Rows(codes, codes, owner, kind, np.arange(len(codes))).dataset(
-            Path(self.file).stem
-        )
+        rows = Rows(codes, codes, owner, kind, np.arange(len(codes)))
+        characters = rows.dataset(Path(self.file).stem)
         windows = window_rows(characters, self.length + 1, self.length)
         return replace(windows, images=windows.images[:, :-1], labels=windows.images[:, 1:])

@@ -54,12 +54,9 @@ class Synthetic(PixelOptions):
         labels = rows % self.num_classes
         groups = rows // self.num_classes % self.num_groups
         cells = groups * self.num_classes + labels
-        images = np.concatenate(
-            [
-                self._draw(cells[: self.num_train], "synthetic.train"),
-                self._draw(cells[self.num_train :], "synthetic.test"),
-            ]
-        )
+        train = self._draw(cells[: self.num_train], "synthetic.train")
+        test = self._draw(cells[self.num_train :], "synthetic.test")
+        images = np.concatenate([train, test])
         return Dataset(
             name="synthetic",
             images=images,

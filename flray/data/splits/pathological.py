@@ -122,12 +122,9 @@ def balanced_label_sets(
     for client in range(num_clients):
         forced = np.flatnonzero(left == num_clients - client)
         free = np.where(left == num_clients - client, 0, left)
-        num_drawn = labels_each - len(forced)
-        drawn = (
-            rng.choice(num_classes, num_drawn, replace=False, p=free / free.sum())
-            if num_drawn
-            else forced
-        )
-        chosen[client, forced] = chosen[client, drawn] = 1
+        chosen[client, forced] = 1
+        if num_drawn := labels_each - len(forced):
+            drawn = rng.choice(num_classes, num_drawn, replace=False, p=free / free.sum())
+            chosen[client, drawn] = 1
         left = left - chosen[client]
     return chosen

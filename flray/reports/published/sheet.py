@@ -184,37 +184,34 @@ def to_csv(table: Table, cells: pd.DataFrame) -> str:
         for source in ("ours", "paper", "difference", "test")
     )
     ranked = rank(table, cells).reindex(index)
-    frame = pd.DataFrame(
-        {
-            "table": table.key,
-            "block": [table.rows[r].block for r, _ in order],
-            "row": [", ".join(table.rows[r].labels) for r, _ in order],
-            "column": [column.key for _, column in order],
-            "unit": [column.unit for _, column in order],
-            "ours": ours["value"],
-            "std": ours["error"],
-            "seeds": ours["seeds"].map(len, na_action="ignore").astype("Int64"),
-            "se": ours["se"],
-            "ratio": ours["ratio"],
-            "paper": paper["value"].astype(object).where(paper["text"] == "", paper["text"]),
-            "paper_spread": paper["error"],
-            "paper_ratio": paper["ratio"],
-            "difference": difference["value"],
-            "tolerance": [column.tolerance for _, column in order],
-            "rank": ranked["ours"].astype("Int64"),
-            "paper_rank": ranked["paper"].astype("Int64"),
-            "spearman": ranked["spearman"],
-            "uses_ground_truth": ours["uses_ground_truth"],
-            "missing_seeds": ours["missing_seeds"].astype("Int64"),
-            "test_selected": test["value"],
-            "test_selected_std": test["error"],
-            "runs": ours["runs"].map(_joined, na_action="ignore"),
-            "fedavg_runs": ours["baselines"].map(_joined, na_action="ignore"),
-            "test_selected_runs": test["runs"].map(_joined, na_action="ignore"),
-        },
-        index,
-    )
-    return frame.to_csv(index=False)
+    columns = {
+        "table": table.key,
+        "block": [table.rows[r].block for r, _ in order],
+        "row": [", ".join(table.rows[r].labels) for r, _ in order],
+        "column": [column.key for _, column in order],
+        "unit": [column.unit for _, column in order],
+        "ours": ours["value"],
+        "std": ours["error"],
+        "seeds": ours["seeds"].map(len, na_action="ignore").astype("Int64"),
+        "se": ours["se"],
+        "ratio": ours["ratio"],
+        "paper": paper["value"].astype(object).where(paper["text"] == "", paper["text"]),
+        "paper_spread": paper["error"],
+        "paper_ratio": paper["ratio"],
+        "difference": difference["value"],
+        "tolerance": [column.tolerance for _, column in order],
+        "rank": ranked["ours"].astype("Int64"),
+        "paper_rank": ranked["paper"].astype("Int64"),
+        "spearman": ranked["spearman"],
+        "uses_ground_truth": ours["uses_ground_truth"],
+        "missing_seeds": ours["missing_seeds"].astype("Int64"),
+        "test_selected": test["value"],
+        "test_selected_std": test["error"],
+        "runs": ours["runs"].map(_joined, na_action="ignore"),
+        "fedavg_runs": ours["baselines"].map(_joined, na_action="ignore"),
+        "test_selected_runs": test["runs"].map(_joined, na_action="ignore"),
+    }
+    return pd.DataFrame(columns, index).to_csv(index=False)
 
 
 def _joined(paths: Sequence[Path]) -> str:

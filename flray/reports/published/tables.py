@@ -84,12 +84,11 @@ def load_tables() -> Mapping[str, Table]:
     costs = _read("costs.yaml")["tables"]
     files = [path.name for path in sorted(FOLDER.glob("*_table*.yaml"))]
     raws = {".".join(_FILE.findall(name)[0]): _read(name) for name in files}
-    return MappingProxyType(
-        {
-            key: parse_table(key, {**raw, "match": resolved_match(key, raws)}, _cost(raw, costs))
-            for key, raw in raws.items()
-        }
-    )
+    tables = {
+        key: parse_table(key, {**raw, "match": resolved_match(key, raws)}, _cost(raw, costs))
+        for key, raw in raws.items()
+    }
+    return MappingProxyType(tables)
 
 
 def _read(name: str) -> dict[str, Any]:  # Any: YAML
