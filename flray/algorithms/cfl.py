@@ -130,9 +130,9 @@ class Cfl:
     ) -> tuple[CflState, list[Clustering]]:
         """Split each cluster that is ready for it; members without an update are left to place."""
         labels, forks, clusterings = state.labels.copy(), list(state.forks), []
-        known = np.intersect1d(seen.clients, fed.clients)
+        clients = np.intersect1d(seen.clients, fed.clients)
         for parent in np.unique(state.labels[heard.clients]):
-            members = known[state.labels[known] == parent]
+            members = clients[state.labels[clients] == parent]
             fresh = heard.of(members)
             if len(members) < self.min_members or not self._is_ready(fresh, fed):
                 continue

@@ -180,8 +180,8 @@ class Auroc:
             is_class, probability = targets == label, probabilities[:, label]
             others = np.sort(probability[~is_class])
             if len(others):  # share of pairs in the right order, ties half (Mann and Whitney, 1947)
-                own = probability[is_class]
-                below = [np.searchsorted(others, own, side) for side in ("left", "right")]
+                class_scores = probability[is_class]
+                below = [np.searchsorted(others, class_scores, side) for side in ("left", "right")]
                 areas.append(np.mean(below) / len(others))
         return float(np.mean(areas)) if areas else np.nan
 
