@@ -130,12 +130,16 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
 @click.option(
     "--runs",
     type=Place(),
-    default=RUNS,
+    multiple=True,
+    default=[RUNS],
     show_default=True,
-    help="Folder or URL below which finished runs are looked for; links in it are followed.",
+    help="Folder or URL below which finished runs are looked for; links in it are followed. "
+    "May be given several times.",
 )
 @format_option
-def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv"]) -> None:
+def table(
+    name: str, runs: tuple[Path | str, ...], form: Literal["rich", "md", "latex", "csv"]
+) -> None:
     """A published table with our numbers beside the paper's.
 
     \b
@@ -145,7 +149,7 @@ def table(name: str, runs: Path | str, form: Literal["rich", "md", "latex", "csv
     """
     from flray.cli.tables import show_table
 
-    show_table(name, fetched(runs), form, open_console())
+    show_table(name, [fetched(folder) for folder in runs], form, open_console())
 
 
 @cli.command("list")

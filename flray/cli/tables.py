@@ -1,5 +1,6 @@
 """`flray table` and `flray list tables`: the papers' tables, what fills them, what they cost."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,10 @@ from flray.wording import counted
 
 
 def show_table(
-    name: str, runs: Path, form: Literal["rich", "md", "latex", "csv"], console: Console
+    name: str,
+    folders: Sequence[Path],
+    form: Literal["rich", "md", "latex", "csv"],
+    console: Console,
 ) -> None:
     """Print a published table with the numbers of finished runs beside the paper's.
 
@@ -23,11 +27,11 @@ def show_table(
 
     Args:
         name: Name of the table, such as flhc.4.
-        runs: A folder; finished runs anywhere below it count.
+        folders: Finished runs anywhere below them count.
         form: Format; texts are printed without wrapping, so that they can be written to a file.
 
     Raises:
-        ExperimentError: There is no such table or folder.
+        ExperimentError: There is no such table, or one of the folders is missing.
     """
     # Imported here: pandas and seaborn take seconds, and `flray list tables` needs neither.
     from flray.reports.published.filling import fill, is_filled, nearest_miss
@@ -35,9 +39,12 @@ def show_table(
     from flray.reports.runs import collect_runs
 
     table = find_table(name)
-    if not runs.is_dir() and runs != RUNS:
-        raise ExperimentError(f"there is no folder {runs}; expected one that holds runs (--runs)")
-    finished = collect_runs(runs)
+    for folder in folders:
+        if not folder.is_dir() and folder != RUNS:
+            raise ExperimentError(
+                f"there is no folder {folder}; expected one that holds runs (--runs)"
+            )
+    finished = collect_runs(*folders)
     cells = fill(table, finished)
     rendered = render(table, cells, form)
     if isinstance(rendered, str):
@@ -45,7 +52,10 @@ def show_table(
         return
     console.print(rendered)
     num_runs = counted(len(finished), "finished run")
-    where = f"{num_runs} below {runs}" if runs.is_dir() else f"no folder {runs}"
+    names = ", ".join(str(folder) for folder in folders)
+    where = (
+        f"{num_runs} below {names}" if any(f.is_dir() for f in folders) else f"no folder {names}"
+    )
     console.print(Text(f"{where}; {_state(table)}.", style="dim"))
     if table.match.numbers and not is_filled(cells):
         miss = nearest_miss(table, finished)

@@ -282,13 +282,14 @@ def row_runs(sweep: Sweep) -> list[RunRecord]:
     return runs
 
 
-def run_folders(folder: Path) -> dict[Path, Path | None]:
-    """The run directories in and below a folder, in the order of paths, each with its sweep.
+def run_folders(*folders: Path) -> dict[Path, Path | None]:
+    """The run directories in and below folders, in the order of paths, each with its sweep.
 
     The sweep is None for a run of its own. Of a sweep, these are the runs of its rows, without
-    those of its cache. Links in the folder are followed, links further below are not.
+    those of its cache. Links in the folders are followed, links further below are not.
     """
-    files = [file for root in _roots(folder) for file in sorted(root.rglob("config.yaml"))]
+    roots = [root for folder in folders for root in _roots(folder)]
+    files = [file for root in roots for file in sorted(root.rglob("config.yaml"))]
     distinct = {file.parent.resolve(): file.parent for file in reversed(files)}
     paths = sorted(distinct.values())
     sweeps = {path: enclosing_sweep(path.resolve()) for path in paths if holds_run(path)}
@@ -299,13 +300,13 @@ def run_folders(folder: Path) -> dict[Path, Path | None]:
     }
 
 
-def collect_runs(folder: Path) -> list[RunRecord]:
-    """The finished runs below a folder, also those of sweeps, in the order of their paths.
+def collect_runs(*folders: Path) -> list[RunRecord]:
+    """The finished runs below folders, also those of sweeps, in the order of their paths.
 
     Each has the number of runs with the same settings and another seed that did not finish: rows of
-    the same configuration in its sweep, otherwise unfinished runs below the folder.
+    the same configuration in its sweep, otherwise unfinished runs below the folders.
     """
-    sweeps = run_folders(folder)
+    sweeps = run_folders(*folders)
     runs = [read_run(path) for path in sweeps]
     finished = [run for run in runs if run.summary is not None]
     # The table of a sweep has its unfinished rows; other runs are compared by their settings.

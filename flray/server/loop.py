@@ -17,6 +17,7 @@ from flray.columns import COHORT_SIZE, ENDED_BY, ROUND, SECONDS
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.data.split import Split
+from flray.errors import located
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
 from flray.measures.measure import ClusteringContext, Measurement
@@ -146,7 +147,8 @@ class Server:
         Its counts and metrics are saved too: they belong in the row of round 1, which another
         process may compute.
         """
-        outcome = self.algorithm.init(self.fed)
+        with located(self._name("init")):
+            outcome = self.algorithm.init(self.fed)
         require_outcome(outcome, self._name("init"), self.evaluation.score_columns)
         self.directory.truncate(0)
         row = outcome.metrics | self._record_clusterings(0, outcome)
@@ -210,9 +212,11 @@ class Server:
         if self.evaluation.last_trained:
             last = LastTrained(ClientTable.empty(fed.initial, fed.num_clients))
             fed = replace(fed, on_trained=last.add)
-        cohort = self.algorithm.cohort(before, t, fed)
+        with located(self._name("cohort")):
+            cohort = self.algorithm.cohort(before, t, fed)
         require_cohort(cohort, self._name("cohort"))
-        outcome = self.algorithm.round(before, cohort, fed)
+        with located(self._name("round")):
+            outcome = self.algorithm.round(before, cohort, fed)
         require_outcome(outcome, self._name("round"), self.evaluation.score_columns)
         if last is not None and len(clients := last.models.clients):
             writes.append(self._score_trained(t, last.models.bank(clients), clients))
@@ -246,7 +250,8 @@ class Server:
             partial(append, t, part, client_scores, bank.owner, split.groups)
             for part, client_scores in scores.items()
         ]
-        partition = self.algorithm.partition(state)
+        with located(self._name("partition")):
+            partition = self.algorithm.partition(state)
         require_partition(partition, fed.num_clients, self._name("partition"))
         return evaluation_row(scores, partition, split, self.evaluation.target, size), writes
 
@@ -277,7 +282,8 @@ class Server:
         """
         fed = self._during(t)[1]
         asked = np.arange(fed.num_clients) if clients is None else clients
-        bank = self.algorithm.deploy(state, asked, fed)
+        with located(self._name("deploy")):
+            bank = self.algorithm.deploy(state, asked, fed)
         require_bank(bank, self._name("deploy"))
         return bank
 

@@ -171,6 +171,12 @@ def test_finished_runs_are_found_below_sweeps_and_unfinished_ones_are_not(
     assert [run.path for run in collect_runs(tmp_path / "runs")] == [deep]
 
 
+def test_runs_of_several_folders_count_once_each(write: Write, tmp_path: Path) -> None:
+    first, second = write("a/run", FLHC, []), write("b/run", FLHC, ["seed=1"])
+    runs = collect_runs(tmp_path / "runs/b", tmp_path / "runs/a", tmp_path / "runs")
+    assert [run.path for run in runs] == [first, second]
+
+
 def test_links_in_the_folder_are_followed_and_links_in_runs_are_not(
     write: Write, tmp_path: Path
 ) -> None:
@@ -857,7 +863,7 @@ def text_of(form: Format, key: str, tmp_path: Path) -> str:
 def shown(key: str, folder: Path, form: Format = "rich", width: int = 120) -> str:
     """What the command prints of a table."""
     console = Console(width=width, record=True, file=io.StringIO())
-    show_table(key, folder, form, console)
+    show_table(key, [folder], form, console)
     return console.export_text()
 
 

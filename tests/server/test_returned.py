@@ -115,6 +115,14 @@ def test_such_a_hook_is_refused_before_the_run(method) -> None:
         describe(parse_experiment(TINY | {"algorithm": method}))
 
 
+@pytest.mark.parametrize("method", ["init", "cohort", "round", "deploy", "partition"])
+def test_an_error_in_a_method_names_the_method_its_line_and_the_error(method, monkeypatch) -> None:
+    monkeypatch.setattr(FedAvg, method, lambda *_: {}["nothing"])
+    message = rf"^FedAvg.{method} \(test_returned.py, line \d+\): KeyError: 'nothing'$"
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, rounds=1)
+
+
 @dataclass(frozen=True)
 class FailingTerms(MeanScore):
     name = "mine"
