@@ -31,7 +31,7 @@ from flray.config.parameters import (
 )
 from flray.config.reading import YAML_FILES, Plain, read_mapping
 from flray.config.reference import RENAMED, keys_meant
-from flray.errors import ExperimentError, one_line_message
+from flray.errors import ExperimentError, located, one_line_message
 from flray.imports import class_of
 from flray.values import FROM_DATASET, LARGEST_COUNT, LARGEST_WHOLE, shown
 from flray.wording import suggestion
@@ -78,9 +78,13 @@ class Component:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Turn what goes wrong while it is built or used into an error about its configuration."""
+        """Turn what goes wrong while it is built or used into an error about its configuration.
+
+        Errors of the user's own code have its file and line.
+        """
         try:
-            yield
+            with located(f"{self.kind} {self.name}"):
+                yield
         except ExperimentError:
             raise
         except (ValueError, OverflowError) as error:

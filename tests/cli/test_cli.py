@@ -581,6 +581,7 @@ def test_names_of_classes_are_shown_as_they_are_and_not_as_emoji(flray, monkeypa
     Path("keys_of_tests.py").write_text(text)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     arguments = ("tiny.yaml", "algorithm=keys_of_tests:Key")
-    message = "algorithm keys_of_tests:Key: not to be had"  # :Key: is an emoji of rich
+    # :Key: would be an emoji of rich
+    message = "algorithm keys_of_tests:Key (keys_of_tests.py, line 6): not to be had"
     assert message in flray("run", *arguments)[2]
     assert message in flray("check", *arguments)[1]
