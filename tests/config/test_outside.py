@@ -16,6 +16,7 @@ from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.imports import is_inside_run
 from flray.runs.preparing import load_dataset, prepare
+from flray.sweeps.describing import planned_rows
 from flray.sweeps.space import parse_space
 
 from scenarios import TINY
@@ -115,10 +116,12 @@ def test_an_error_of_ones_own_dataset_is_one_message_with_its_line(load, tmp_pat
     lines += [f"    load = lambda self: {load}"]
     (tmp_path / f"{name}.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    experiment = parse_experiment({**TINY, "dataset": f"{name}:Data"})
+    plain = {**TINY, "dataset": f"{name}:Data"}
     message = rf"^dataset {name}:Data \({name}.py, line 5\): \S"
     with pytest.raises(ExperimentError, match=message):
-        load_dataset(experiment)
+        load_dataset(parse_experiment(plain))
+    with pytest.raises(ExperimentError, match=message):
+        planned_rows(parse_space({"experiment": plain, "space": {"seed": [0]}}))
 
 
 def test_run_from_python_is_the_same_as_from_a_file(tmp_path) -> None:
