@@ -123,6 +123,18 @@ def test_a_folder_with_another_experiment_is_refused(flray) -> None:
     assert (code, "thesis.txt" in err) == (2, True)
 
 
+def test_runs_without_out_lie_beside_a_run_of_their_name_and_resume_finds_them(flray) -> None:
+    assert flray("run", "tiny.yaml", "rounds=1", "--out", "runs/tiny")[0] == 0
+    out = flray("run", "tiny.yaml", "rounds=2", "--resume")[1]
+    assert "runs/tiny\n" in out
+    for _ in range(2):
+        assert flray("run", "tiny.yaml", "rounds=1")[0] == 0
+    *_, newest = sorted(Path("runs").glob("tiny-*"))
+    assert len(list(Path("runs").rglob("summary.json"))) == 3
+    assert not [path for path in Path("runs/tiny").rglob("summary.json") if len(path.parts) > 3]
+    assert f"{newest}\n" in flray("run", "tiny.yaml", "rounds=2", "--resume")[1]
+
+
 def test_a_diverging_client_is_one_message_and_exit_1(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "train.lr=1e30")
     assert code == 1
