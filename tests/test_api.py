@@ -101,6 +101,15 @@ def test_float_images_reach_the_model_as_they_are_and_bytes_are_divided_by_255()
     assert byte_run.summary["params_sha256"] == float_run.summary["params_sha256"]
 
 
+def test_one_tensor_dataset_is_the_pair_of_its_tensors() -> None:
+    keys = KEYS | {"split": {**KEYS["split"], "test": "own_split"}, "model": lambda: Small(4)}
+    pair, tensors = (
+        flray.run(dataset=dataset, **keys)
+        for dataset in ((IMAGES, LABELS), TensorDataset(IMAGES, LABELS))
+    )
+    assert pair.summary["params_sha256"] == tensors.summary["params_sha256"]
+
+
 def test_objects_and_yaml_are_the_same_experiment() -> None:
     """Components that are dataclasses are written as the YAML that describes them."""
     given = {
