@@ -115,6 +115,17 @@ def require_own_modules(plain: object, folder: Path) -> None:
             require_own_module(text, folder)
 
 
+def own_files(plain: object) -> dict[str, Path]:
+    """The file of each module that a configuration names as `package.module:Name`, by module.
+
+    >>> [path.name for path in own_files({"distance": {"name": "flray.imports:Mine"}}).values()]
+    ['imports.py']
+    """
+    modules = {text.partition(":")[0] for text in texts_in(plain) if _NAME.fullmatch(text)}
+    files = {module: location_of(module) for module in sorted(modules)}
+    return {module: path for module, path in files.items() if path is not None and path.is_file()}
+
+
 def class_of(component: object) -> Callable[..., Any]:  # Any: what it builds
     """The class of a component: of an instance, of a partial, or the class itself."""
     if isinstance(component, functools.partial):

@@ -1,6 +1,7 @@
 """flray from Python: objects as components, and what a result gives."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -100,6 +101,15 @@ def test_float_images_reach_the_model_as_they_are_and_bytes_are_divided_by_255()
     assert byte_run.summary["params_sha256"] == float_run.summary["params_sha256"]
 
 
+def test_one_tensor_dataset_is_the_pair_of_its_tensors() -> None:
+    keys = KEYS | {"split": {**KEYS["split"], "test": "own_split"}, "model": lambda: Small(4)}
+    pair, tensors = (
+        flray.run(dataset=dataset, **keys)
+        for dataset in ((IMAGES, LABELS), TensorDataset(IMAGES, LABELS))
+    )
+    assert pair.summary["params_sha256"] == tensors.summary["params_sha256"]
+
+
 def test_objects_and_yaml_are_the_same_experiment() -> None:
     """Components that are dataclasses are written as the YAML that describes them."""
     given = {
@@ -148,7 +158,7 @@ def test_a_module_that_is_built_cannot_start_several_models() -> None:
         ((IMAGES[0, 0], LABELS), "images must be"),
         ((IMAGES, LABELS.float()), "labels must be whole numbers"),
         ((IMAGES, LABELS, IMAGES[:, :2], LABELS), "both must have one shape"),
-        ((IMAGES,), "two TensorDatasets"),
+        ((IMAGES,), "TensorDatasets, a LightningDataModule"),
     ],
 )
 def test_wrong_tensors_are_refused(dataset, message) -> None:
@@ -251,22 +261,35 @@ def test_a_folder_of_several_runs_is_a_mapping_of_them_by_name(tmp_path) -> None
         flray.load(tmp_path / "absent")
 
 
+class Unsized(Small):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
         ({"overrides": "rounds=1"}, r"overrides must be a list, as in \['rounds=1'\]"),
         ({"lr": 0.1}, "did you mean train.lr"),
-        ({"dataset": IMAGES}, "a dataset is a name.*got 1 values of Tensor"),
+        ({"dataset": IMAGES}, "a dataset is a name.*got 1 value of Tensor"),
+        ({"dataset": pd.DataFrame({"x": [1]})}, "flray.from_frame or .* 1 value of DataFrame"),
+        ({"split": "natural", "dataset": "digits"}, r"in Python dataset=\(x, y\) with clients="),
+        ({"model": Unsized}, r"no default for 'width'; give functools.partial\(Unsized, width=\."),
         ({"model": torch.nn.Linear(2, 2)}, "must be a LightningModule, got .*Linear"),
         ({"model": [torch.nn.Linear(2, 2)]}, "model must be a name"),
         ({"algorithm": ["fedavg", "fedavg"]}, "'fedavg' twice"),
     ],
-    ids=["overrides", "lr", "images", "module", "modules", "twice"],
+    ids=["overrides", "lr", "images", "frame", "owners", "class", "module", "modules", "twice"],
 )
 def test_mistakes_are_one_message(keys, expected) -> None:
     with pytest.raises(ExperimentError, match=expected) as caught:
         flray.run(TINY, **keys)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_data_frame_is_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"frame must be a pandas DataFrame, got dict; "):
+        flray.from_frame({"owner": ["a"], "y": [1.0]}, client="owner", target="y")
 
 
 def test_a_report_of_nothing_is_refused() -> None:

@@ -3,17 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from flray.errors import ExperimentError
+from flray.imports import is_inside_run
 
 if TYPE_CHECKING:
     from flray.records.mirror import Mirror
 
 RUNS = Path("runs")  # below which results are kept unless --out is given
+TIMED, LENGTH = "[0-9]*-[0-9]*-[0-9]*", 22  # names of folders by their time, and their length
 
 
 class Place(click.Path):
@@ -37,16 +40,21 @@ class Place(click.Path):
 def default_folder(name: str, resume: bool) -> Path:
     """A new folder below runs/, or the newest one of this name to go on with.
 
-    A new folder is named by the time, so that sorting by name sorts by age; it is not made here.
+    A new folder is named by the time, so that sorting by name sorts by age; it is not made here. It
+    is runs/NAME/TIME, or runs/NAME-TIME if runs/NAME is results itself (`--out runs/NAME`).
 
     Args:
         name: Name of the experiment or space, a folder below runs/.
         resume: True: take the newest folder if there is one; files, such as pages, do not count.
     """
-    before = sorted(path for path in (RUNS / name).glob("*") if path.is_dir())
-    if resume and before:
-        return before[-1]
-    return RUNS / name / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    here = RUNS / name
+    timed = [*here.glob(TIMED), *RUNS.glob(f"{escape(name)}-{TIMED}")]
+    before = sorted((path for path in timed if path.is_dir()), key=lambda path: path.name[-LENGTH:])
+    is_taken = is_inside_run(here)
+    if resume and (before or is_taken):
+        return before[-1] if before else here
+    time = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    return RUNS / f"{name}-{time}" if is_taken else here / time
 
 
 @contextmanager

@@ -61,6 +61,23 @@ def require_distances(distance: Matrix, points: Points, stage: object) -> None:
             )
 
 
+def require_observed(observed: object, stage: object) -> None:
+    """Raise if a signature returned something else than points and its memory, naming it.
+
+    >>> require_observed(np.zeros((2, 3)), {})
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: signature dict must return Points and a memory, got a ndarray; ...
+    """
+    parts = observed if isinstance(observed, tuple) else (observed,)
+    if len(parts) == 2 and isinstance(parts[0], Points) and isinstance(parts[1], dict):
+        return
+    raise ExperimentError(
+        f"signature {type(stage).__name__} must return Points and a memory, got a "
+        f"{' and a '.join(type(part).__name__ for part in parts)}; return "
+        "Points.vectors(clients, tensor), {}"
+    )
+
+
 def require_embedded(embedded: object, points: Points, stage: object) -> None:
     """Raise if an embed returned something else than points of the same clients, naming it.
 

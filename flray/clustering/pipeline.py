@@ -13,6 +13,7 @@ from flray.clustering.checks import (
     require_distances,
     require_embedded,
     require_labels,
+    require_observed,
     require_relations,
     require_room,
 )
@@ -211,7 +212,9 @@ class Pipeline:
         if hasattr(self.embed, "on_client"):
             signature = self.embed.on_client(signature)
         with fed.meter.phase("signature"):
-            points, memory = run_stage("signature", signature, fed, bank, cohort, memory)
+            observed = run_stage("signature", signature, fed, bank, cohort, memory)
+        require_observed(observed, uncached(self.signature))
+        points, memory = observed
         return points, memory
 
     def decide(self, points: Points, fed: Federation, t: int) -> Clustering:

@@ -31,7 +31,7 @@ from flray.config.parameters import (
 )
 from flray.config.reading import YAML_FILES, Plain, read_mapping
 from flray.config.reference import RENAMED, keys_meant
-from flray.errors import ExperimentError, one_line_message
+from flray.errors import ExperimentError, located, one_line_message
 from flray.imports import class_of
 from flray.values import FROM_DATASET, LARGEST_COUNT, LARGEST_WHOLE, shown
 from flray.wording import suggestion
@@ -78,9 +78,13 @@ class Component:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Turn what goes wrong while it is built or used into an error about its configuration."""
+        """Turn what goes wrong while it is built or used into an error about its configuration.
+
+        Errors of the user's own code have its file and line.
+        """
         try:
-            yield
+            with located(f"{self.kind} {self.name}"):
+                yield
         except ExperimentError:
             raise
         except (ValueError, OverflowError) as error:
@@ -171,7 +175,19 @@ def _component_of(
     elif target not in registry.values():
         raise ExperimentError(f"{kind} must be one of {', '.join(registry)}, got {shown(given)}")
     fields = {name: value for name, value in values_of(given).items() if name not in injected}
+    _require_all_given(target, {*fields, *injected}, kind)
     return _component(kind, name_of(target, registry), target, fields, injected)
+
+
+def _require_all_given(target: Target, given: Collection[str], kind: str) -> None:
+    """Refuse a class that cannot be called, because a parameter has neither value nor default."""
+    for name, parameter in signature(target).parameters.items():
+        is_open = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_open and parameter.default is parameter.empty and name not in given:
+            raise ExperimentError(
+                f"{kind} {target.__name__} has no default for {name!r}; give "
+                f"functools.partial({target.__name__}, {name}=...) instead of the class"
+            )
 
 
 def _component(

@@ -21,6 +21,7 @@ from flray.data.owned import Rows, examples_of
 from flray.data.tensors import as_array, digest_of, from_tensors
 from flray.errors import ExperimentError
 from flray.models.bank import digest, params_of, stack
+from flray.wording import counted
 
 OWNED = ("clients", "groups", "time")  # what `flray.run` takes beside dataset=(x, y)
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
@@ -59,8 +60,8 @@ def object_component(kind: str, given: Any) -> Component | None:  # Any: from a 
         if overrides(type(given), "val_dataloader"):
             remark = f"{type(given).__name__}.val_dataloader is not used: {_VALIDATION}"
         given = from_datamodule(given)
-    if kind == "dataset" and hasattr(given, "shape"):
-        given = (given,)  # images without labels
+    if kind == "dataset" and (hasattr(given, "shape") or isinstance(given, TensorDataset)):
+        given = (given,)
     if kind == "dataset" and isinstance(given, list | tuple):
         given = from_tensors(*_tensors(given))
     if kind == "dataset" and isinstance(given, Dataset):
@@ -135,8 +136,9 @@ def _tensors(given: Sequence[Any]) -> list[Any]:  # Any: tensors or arrays
         tensors = [tensor for part in given for tensor in part.tensors[:2]]
     if len(tensors) not in (2, 4) or not all(hasattr(tensor, "shape") for tensor in tensors):
         raise ExperimentError(
-            "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, two "
-            f"TensorDatasets, or a LightningDataModule of pairs (x, y), got {len(given)} values of "
+            "a dataset is a name, a mapping, (x_train, y_train, x_test, y_test) as tensors, "
+            "TensorDatasets, a LightningDataModule of pairs (x, y), or what flray.from_frame or "
+            f"flray.from_clients makes, got {counted(len(given), 'value')} of "
             f"{', '.join(sorted({type(value).__name__ for value in given})) or 'no kind'}"
         )
     return tensors

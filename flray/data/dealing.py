@@ -98,8 +98,9 @@ def known_source(dataset: Dataset, asker: str) -> Ids:
     """
     if dataset.source is None:
         raise ExperimentError(
-            f"{asker} needs a dataset that knows the source of each image, and {dataset.name} "
-            f"does not; femnist, mnist_writers and synthetic with num_groups > 1 do"
+            f"{asker} needs a dataset that knows the source of each example, and {dataset.name} "
+            "does not; table, series, arrays, text, femnist, mnist_writers and synthetic with "
+            "num_groups > 1 do, and in Python dataset=(x, y) with clients="
         )
     return dataset.source
 

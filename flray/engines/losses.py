@@ -52,6 +52,12 @@ class BatchLoss(nn.Module):
             return self._training_step(batch)
         example_losses: Callable[[Batch], Tensor] = getattr(self.module, batch.loss)
         losses = example_losses((batch.x, batch.y))
+        if losses.shape != batch.x.shape[:1]:
+            raise ExperimentError(
+                f"{type(self.module).__name__}.{batch.loss} must return one loss for each of "
+                f"{len(batch.x)} examples, got the shape {tuple(losses.shape)}; do not average "
+                "over examples, and average over all else"
+            )
         if batch.weight is not None:
             losses = losses * batch.weight
         if batch.mask is None:
@@ -68,6 +74,11 @@ class BatchLoss(nn.Module):
                 f"{type(self.module).__name__}.training_step must return a loss, or a dict with "
                 f"the key 'loss', got {type(output).__name__}"
             )
+        if loss.numel() != 1:
+            raise TypeError(
+                f"{type(self.module).__name__}.training_step must return the loss of a batch, one "
+                f"number, got the shape {tuple(loss.shape)}; return its mean"
+            )
         return loss
 
     def at(self, w: Params, batch: LocalBatch) -> Tensor:
@@ -82,6 +93,11 @@ class BatchLoss(nn.Module):
         """
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
         loss = self.at(leaves, batch)
+        if not loss.requires_grad:
+            raise ExperimentError(
+                f"the loss of {type(self.module).__name__} depends on none of its parameters; "
+                "leave out detach(), item() and no_grad() on the way to it"
+            )
         wrt = list(leaves.values())
         gradients = torch.autograd.grad(loss, wrt, allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, gradients, strict=True)), loss.detach()

@@ -459,9 +459,10 @@ class Federation(Population):
         remedy = "set on_client_failure=drop to go on without such clients"
         if len(failed) == len(asked) > 1:
             remedy = "where everybody fails, the cause is the model, its training or the data"
+        named = ", ".join(map(str, sorted(failed)[:10])) + (", ..." if len(failed) > 10 else "")
         raise ClientFailure(
             f"in round {t} client {first} failed: {failed[first].reason} "
-            f"({len(failed)} of {len(asked)} clients failed: {sorted(failed)[:10]}); {remedy}"
+            f"({len(failed)} of {len(asked)} clients failed: {named}); {remedy}"
         ) from failed[first].error
 
     def average(

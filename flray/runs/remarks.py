@@ -9,7 +9,7 @@ from flray.config.objects import ReadyObject
 from flray.config.outside import overrides
 from flray.execution.resources import Actors
 from flray.models.bank import layers_of, params_of
-from flray.runs.preparing import draw_module
+from flray.runs.preparing import draw_module, load_dataset
 
 ROUNDS_BEFORE = "rounds_before"  # key of algorithms: rounds before the clustering
 # Methods of a LightningModule that only a Trainer calls, and that may change what is trained.
@@ -99,7 +99,7 @@ def _method_remarks(experiment: Experiment) -> Iterator[str]:
             "cluster count: set algorithm.mean_of=heard"
         )
     if "global_layers" in values:
-        layers = layers_of(params_of(draw_module(experiment, experiment.dataset.build().load())))
+        layers = layers_of(params_of(draw_module(experiment, load_dataset(experiment))))
         if values["global_layers"] == len(layers):
             yield (
                 f"this is FedAvg: algorithm.global_layers={len(layers)} shares all layers of the "

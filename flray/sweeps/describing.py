@@ -11,7 +11,7 @@ from flray.data.events import Timeline, make_timeline
 from flray.engines.plan import num_local_steps
 from flray.errors import ExperimentError
 from flray.execution.cohort import cohort_size, sample_cohort
-from flray.runs.preparing import deal, evaluation_of
+from flray.runs.preparing import deal, evaluation_of, load_dataset
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
@@ -122,7 +122,7 @@ def dealt(experiments: Sequence[Experiment]) -> Iterator[tuple[list[int], Timeli
         dataset: Dataset | None = None
         for numbers in splits.values():
             experiment = experiments[numbers[0]]
-            dataset = dataset or experiment.dataset.build().load()
+            dataset = dataset or load_dataset(experiment)
             if evaluation_of(experiment, dataset) != experiment.settings.evaluate:
                 raise ExperimentError(
                     f"the targets of {dataset.name} are numbers, and rows of a sweep are ranked by "

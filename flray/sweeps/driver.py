@@ -42,7 +42,7 @@ from flray.sweeps.folder import (
     write_report,
     write_row,
 )
-from flray.sweeps.keys import code_version, digest, prefix_key, signature_key
+from flray.sweeps.keys import digest, prefix_key, signature_key, version_of
 from flray.sweeps.rows import (
     SweepRow,
     experiment_of,
@@ -130,7 +130,7 @@ def run_sweep(
     begin = perf_counter()
     known, examples = known_and_examples(space)
     experiments = [experiment_of(row.plain) for row in known + examples]
-    out, code = out.absolute(), code_version()
+    out, code = out.absolute(), version_of(experiments)
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
     _require_data(experiments)

@@ -7,7 +7,7 @@ code and libraries, kind of device, and the key of what the entry was computed f
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flray.algorithms.algorithm import Branching
 from flray.config.deciding import deciding
 from flray.config.experiment import Experiment
 from flray.config.reading import Plain
+from flray.imports import own_files
 from flray.records.encoding import encode
 from flray.runs.assemble import digests_of_files
 
@@ -63,6 +64,19 @@ def code_version() -> Mapping[str, str]:
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     versions = {"flray": __version__, "sources": sources.hexdigest()[:SHORT]}
     return versions | {"torch": str(torch.__version__)} | libraries
+
+
+def version_of(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """`code_version`, and a hash of each file whose classes the experiments name, by module.
+
+    Modules that these files import are not followed.
+    """
+    files = own_files([experiment.plain for experiment in experiments])
+    hashes = {
+        module: hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]
+        for module, path in files.items()
+    }
+    return {**code_version(), **hashes}
 
 
 def device_of(experiment: Experiment, has_gpu: bool) -> str:

@@ -123,6 +123,18 @@ def test_a_folder_with_another_experiment_is_refused(flray) -> None:
     assert (code, "thesis.txt" in err) == (2, True)
 
 
+def test_runs_without_out_lie_beside_a_run_of_their_name_and_resume_finds_them(flray) -> None:
+    assert flray("run", "tiny.yaml", "rounds=1", "--out", "runs/tiny")[0] == 0
+    out = flray("run", "tiny.yaml", "rounds=2", "--resume")[1]
+    assert "runs/tiny\n" in out
+    for _ in range(2):
+        assert flray("run", "tiny.yaml", "rounds=1")[0] == 0
+    *_, newest = sorted(Path("runs").glob("tiny-*"))
+    assert len(list(Path("runs").rglob("summary.json"))) == 3
+    assert not [path for path in Path("runs/tiny").rglob("summary.json") if len(path.parts) > 3]
+    assert f"{newest}\n" in flray("run", "tiny.yaml", "rounds=2", "--resume")[1]
+
+
 def test_a_diverging_client_is_one_message_and_exit_1(flray) -> None:
     code, _, err = flray("run", "tiny.yaml", "train.lr=1e30")
     assert code == 1
@@ -581,6 +593,7 @@ def test_names_of_classes_are_shown_as_they_are_and_not_as_emoji(flray, monkeypa
     Path("keys_of_tests.py").write_text(text)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     arguments = ("tiny.yaml", "algorithm=keys_of_tests:Key")
-    message = "algorithm keys_of_tests:Key: not to be had"  # :Key: is an emoji of rich
+    # :Key: would be an emoji of rich
+    message = "algorithm keys_of_tests:Key (keys_of_tests.py, line 6): not to be had"
     assert message in flray("run", *arguments)[2]
     assert message in flray("check", *arguments)[1]

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import LightningModule
 
 from flray.client import scoring
 from flray.client.host import HostSettings, start_host
 from flray.client.scoring import MOST_PIECES, PIECE, ScoreJob, score_models, score_shared
 from flray.data.events import make_timeline
+from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded, load_params, params_of, stack
 
@@ -41,6 +43,33 @@ def jobs_of(num_models=4):
         ScoreJob(k % num_models, np.arange(end - size, end))
         for k, (size, end) in enumerate(zip(SIZES, ends, strict=True))
     ]
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: x[:, 0, 0, :1], r"returned the shape \(5, 1\) for targets of the shape \(5,\)"),
+        (lambda x: x[:, 0, 0, 0], r"returned the shape \(5,\) for targets"),
+        (lambda x: (x[:, 0, 0], x), "must return a tensor of predictions, got tuple"),
+    ],
+    ids=["column", "number", "tuple"],
+)
+def test_predictions_that_are_no_class_scores_are_refused(forward, message) -> None:
+    class Mine(LightningModule):
+        def training_step(self, batch, batch_idx): ...
+
+    module = Mine()
+    module.weight = torch.nn.Parameter(torch.zeros(1))
+    dataset = noise_dataset(6, (1, 4, 4))
+    assert dataset.labels[:5].any()
+    settings = HostSettings("loop", "cpu", torch.float32, 5, 1, seed=0)
+    host = start_host(module, dataset, make_timeline(ragged_split((1, 5)), ()), settings)
+    bank, jobs = stack([params_of(module)]), [ScoreJob(0, np.arange(5))]
+    module.forward = lambda x: x[:, 0, 0]
+    assert score_models(host, bank, jobs)[0].correct.shape == (5,)
+    module.forward = forward
+    with pytest.raises(ExperimentError, match=rf"^Mine.forward {message}"):
+        score_models(host, bank, jobs)
 
 
 @pytest.mark.parametrize("name", MODELS_OF)

@@ -68,6 +68,15 @@ def test_what_is_no_result_of_a_stage_is_refused_by_its_name(kind, returned, mes
         Pipeline(**stages).decide(points, fed, 2)
 
 
+@pytest.mark.parametrize(
+    ("returned", "got"), [(torch.zeros(3, 1), "a Tensor"), ((FOUR, {}, {}), "a Points and a dict")]
+)
+def test_a_signature_returns_points_and_a_memory(returned, got) -> None:
+    fed = line_federation([(1, 0)] * 3, [1] * 3, [1] * 3, [[0.0, 0.0]], 0.1)
+    with pytest.raises(ExperimentError, match=f"^signature Mine must return Points .* got {got}"):
+        Pipeline(signature=Mine(returned)).observe(fed, fed.initial_bank(), Cohort(1, [0]), {})
+
+
 @dataclass(frozen=True)
 class Failing:
     """A stage with a mistake in it, whatever it is asked."""

@@ -15,7 +15,8 @@ from flray.cli.campaign import read_campaign
 from flray.config.experiment import parse_experiment
 from flray.errors import ExperimentError
 from flray.imports import is_inside_run
-from flray.runs.preparing import prepare
+from flray.runs.preparing import load_dataset, prepare
+from flray.sweeps.describing import planned_rows
 from flray.sweeps.space import parse_space
 
 from scenarios import TINY
@@ -103,6 +104,24 @@ def test_dataset_split_model_and_algorithm_of_ones_own(outside) -> None:
     result = flray.run(experiment, outside / "run")
     assert result.summary["accuracy_mean"] == 1
     assert result.summary["model"] == "mine_of_tests:PlainModule"
+
+
+LOADS = ("{}['x']", "open('missing.csv')", "np.ones(2) + np.ones(3)")
+
+
+@pytest.mark.parametrize("load", LOADS, ids=["key", "file", "shapes"])
+def test_an_error_of_ones_own_dataset_is_one_message_with_its_line(load, tmp_path, monkeypatch):
+    name = f"loading_{LOADS.index(load)}"
+    lines = ["import dataclasses", "import numpy as np", "@dataclasses.dataclass", "class Data:"]
+    lines += [f"    load = lambda self: {load}"]
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = {**TINY, "dataset": f"{name}:Data"}
+    message = rf"^dataset {name}:Data \({name}.py, line 5\): \S"
+    with pytest.raises(ExperimentError, match=message):
+        load_dataset(parse_experiment(plain))
+    with pytest.raises(ExperimentError, match=message):
+        planned_rows(parse_space({"experiment": plain, "space": {"seed": [0]}}))
 
 
 def test_run_from_python_is_the_same_as_from_a_file(tmp_path) -> None:

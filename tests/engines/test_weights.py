@@ -125,6 +125,30 @@ def test_a_training_step_without_a_loss_is_named(returned, name) -> None:
         BatchLoss(Lossless())(batch)
 
 
+@pytest.mark.parametrize("method", ["training_step", "example_losses"])
+def test_a_loss_of_another_shape_is_refused(method) -> None:
+    class Mine(LightningModule):
+        def training_step(self, batch, batch_idx): ...
+
+    setattr(Mine, method, lambda *_: torch.ones(3))
+    batch = LocalBatch(torch.ones(2, 3), torch.tensor([0, 1]), None, {})
+    message = rf"Mine.{method} must return .*, got the shape \(3,\); "
+    with pytest.raises((TypeError, ExperimentError), match=message):
+        BatchLoss(Mine())(batch)
+
+
+def test_a_loss_that_no_parameter_decides_is_refused() -> None:
+    class Detached(LightningModule):
+        def training_step(self, batch, batch_idx):
+            return (batch[0] * self.weight).detach().mean()
+
+    module = Detached()
+    module.weight = torch.nn.Parameter(torch.ones(()))
+    batch = LocalBatch(torch.ones(2, 3), torch.tensor([0, 1]), None, {})
+    with pytest.raises(ExperimentError, match="the loss of Detached depends on none of its param"):
+        BatchLoss(module).gradient_at({"weight": torch.ones(())}, batch)
+
+
 class Twin:
     """Trains a second model beside the first, with a step size that is trained too."""
 

@@ -50,6 +50,11 @@ class Table:
 
     def of(self, frame: "pd.DataFrame", name: str) -> Dataset:
         """The dataset of a data frame; columns that it names by numbers have these as texts."""
+        if not hasattr(frame, "set_axis"):
+            raise ExperimentError(
+                f"{name} must be a pandas DataFrame, got {type(frame).__name__}; pandas.DataFrame "
+                "makes one of a mapping of columns, pandas.read_csv of a file"
+            )
         frame = frame.set_axis(frame.columns.map(str), axis=1)
         columns = Columns.of_frame(name, frame)
         owners = (self.client,) if isinstance(self.client, str) else self.client
