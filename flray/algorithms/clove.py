@@ -192,6 +192,8 @@ def best_number(losses: Losses, largest: int) -> int:
     from scipy.cluster.hierarchy import fcluster, linkage
     from sklearn.metrics import silhouette_score
 
+    if len(losses) == 1:
+        return 1
     tree, best, score = linkage(losses, "ward"), 1, 0.0
     for number in range(2, min(largest, len(losses) - 1) + 1):
         labels = fcluster(tree, number, "maxclust")
