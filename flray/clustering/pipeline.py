@@ -187,6 +187,11 @@ class Pipeline:
             number = self.partition.number
             require_at_most_clients(number if isinstance(number, int) else 1, num_clients)
 
+    def can_divide(self, num_clients: int) -> bool:
+        """True if so many clients can be as many clusters as the partition is to find."""
+        number = getattr(uncached(self.partition), "number", None)
+        return not isinstance(number, int) or number <= num_clients
+
     def distances(self, points: Points) -> Matrix | None:
         """D (m, m) of embedded points; None if the partition does without it.
 
