@@ -64,6 +64,10 @@ REFUSED = {
         "uses_ground_truth: true",
     ),
     "losses of examples": ("model=rehearsed:NoLosses; algorithm=ifca", "example_losses"),
+    "validation examples": (
+        "algorithm={name: ifca, choose_by: validation}; split.validation=0",
+        "no client has a validation part: set split.validation > 0, or algorithm.choose_by=train",
+    ),
     "losses of examples of newcomers": (
         "model=rehearsed:NoLosses; algorithm=flis_hc; split.server=30; "
         "events=[{round: 2, kind: join, clients: [5]}]",
