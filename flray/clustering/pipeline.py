@@ -164,6 +164,12 @@ class Pipeline:
                     "that sends one (update, weights, k: 1) or stages for sets (distance matching, "
                     "min_pair or wasserstein, partition hierarchical)"
                 )
+        has_metric = hasattr(uncached(self.distance), "metric")
+        if getattr(self.partition, "takes_metric", False) and not has_metric:
+            raise ValueError(
+                f"{type(self.partition).__name__} needs distance l1, l2 or cosine, got "
+                f"{type(self.distance).__name__}; choose one of them or partition hdbscan"
+            )
         if getattr(self.partition, "needs_relation", False) and isinstance(self.relate, NoRelation):
             raise ValueError(
                 f"{type(self.partition).__name__} needs a relation between clients, got relate: "
