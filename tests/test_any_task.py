@@ -159,6 +159,24 @@ def test_wrong_owners_are_refused(keys, message) -> None:
         flray.run(dataset=(X, Y), **(STEP | {"model": "linear"} | keys))
 
 
+OF_LABELS = {"name": "flhc", "rounds_before": 1, "clustering": {"partition": "label_counts"}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"evaluate": {"similarity": True}}, r"evaluate\.similarity counts .*; set it to false"),
+        ({"evaluate": {"robustness": {"draws": 2}}}, r"evaluate\.robustness counts .* to null"),
+        ({"algorithm": OF_LABELS}, "partition label_counts counts .* choose another partition"),
+    ],
+)
+def test_whatever_counts_labels_refuses_numbers_before_the_run(keys, message, tmp_path) -> None:
+    given = STEP | {"model": "linear", "clients": OWNER, "uses_ground_truth": True} | keys
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(dataset=(X, Y), out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_bfloat16_tensors_are_the_numbers_they_hold() -> None:
     rounded = torch.tensor(X).bfloat16()
     data = [from_tensors(x, np.zeros(53, int)) for x in (rounded, rounded.float())]

@@ -131,6 +131,7 @@ class Clove:
         if not len(clients):
             return state, ()
         points = Points.vectors(clients, torch.from_numpy(losses))
+        distance = L2()(points)  # refuses losses that are not finite
         labels = self._labels(losses, fed.generator("clove", cohort.t))
         model_of_cluster = match(labels, losses)
         rows = model_of_cluster[labels]
@@ -147,7 +148,7 @@ class Clove:
             judged=state.bank,
             centres=Points.vectors(model_of_cluster[order], means),
         )
-        clustering = Clustering(clients, points, L2()(points), None, Partition(labels))
+        clustering = Clustering(clients, points, distance, None, Partition(labels))
         return state, (clustering,)
 
     def _labels(self, losses: Losses, rng: np.random.Generator) -> Ids:
@@ -192,6 +193,8 @@ def best_number(losses: Losses, largest: int) -> int:
     from scipy.cluster.hierarchy import fcluster, linkage
     from sklearn.metrics import silhouette_score
 
+    if len(losses) == 1:
+        return 1
     tree, best, score = linkage(losses, "ward"), 1, 0.0
     for number in range(2, min(largest, len(losses) - 1) + 1):
         labels = fcluster(tree, number, "maxclust")

@@ -187,6 +187,8 @@ class FedDrift:
         clients, losses = judgement.clients[has_examples], judgement.loss[has_examples]
         if not len(clients):
             return state, ()
+        points = Points.vectors(clients, torch.from_numpy(losses))
+        distance = L2()(points)  # refuses losses that are not finite
         labels, loss = state.labels.copy(), state.loss.copy()
         # Alarm: min_m ℓ^τ > min_m ℓ^(τ-1) + δ; never at first, NaN compares False
         is_alarmed = losses.min(1) > loss[clients] + self.delta
@@ -204,9 +206,8 @@ class FedDrift:
         numbers = np.zeros(len(born), np.int64) if self.eager else np.arange(len(born))
         labels[born] = bank.num_rows + numbers
         bank = with_new_models(bank, int(numbers.max(initial=-1)) + 1, fed)
-        points = Points.vectors(clients, torch.from_numpy(losses))
         partition = Partition(by_smallest_member(labels[clients]))
-        clustering = Clustering(clients, points, L2()(points), None, partition)
+        clustering = Clustering(clients, points, distance, None, partition)
         return FedDriftState(bank, labels, loss, rounds, models), (clustering,)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.fedem import FedEm, FedEmState, Shares
 from flray.client.tasks import ClientLosses
-from flray.errors import ExperimentError
 from flray.execution.federation import Federation
 
 SMALLEST = 1e-8  # share of a label in a component (authors' code)
@@ -50,11 +49,9 @@ class FedRc(FedEm):
 
     def require(self, fed: Federation) -> None:
         super().require(fed)
-        if self.label_prior and not fed.timeline.at(1).has_classes:
-            raise ExperimentError(
-                "fedrc counts the labels of clients, and the targets are numbers or sequences; "
-                "choose fedem, or algorithm.label_prior=false"
-            )
+        if self.label_prior:
+            remedy = "choose fedem, or algorithm.label_prior=false"
+            fed.timeline.at(1).require_classes("fedrc", remedy)
 
     def init(self, fed: Federation) -> Outcome[FedEmState]:
         state = super().init(fed).state

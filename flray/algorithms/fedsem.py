@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
+from flray.clustering.checks import require_finite
 from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering, nearest_cluster
 from flray.clustering.points import Partition, Points, by_smallest_member
@@ -126,6 +127,7 @@ class FedSem:
         """The labels of all clients and the centres after k-means on the points."""
         if not points.num_clients:
             return state.labels, state.centres
+        require_finite(points)
         with fed.meter.phase("cluster"):
             if state.centres is None:
                 seed = int(fed.generator("fedsem", fed.t).integers(2**31))

@@ -25,8 +25,7 @@ from flray.clustering.points import Partition
 from flray.clustering.predictions import predicted_points
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
-from flray.execution.federation import Cohort, Federation
-from flray.execution.trained import Trained
+from flray.execution.federation import Cohort, Federation, Predictions
 from flray.models.bank import ModelBank
 from flray.models.mixing import Relation
 
@@ -88,7 +87,12 @@ class FlisDc:
         fed.meter.count_transfer("model", down=down, up=len(trained.clients) * size)
         if not len(trained.clients):
             return Outcome(state)
-        clustering = self._clusters(trained, cohort.t, fed)  # l. 11
+        # Alg. 2, l. 2: B_k = F_k(D^server; θ_k)
+        heard = replace(cohort, clients=trained.clients)
+        predictions = fed.predict(trained.params, heard, self.predictions)
+        if not len(predictions.clients):
+            return Outcome(state, trained.metrics())
+        clustering = self._clusters(predictions)  # l. 11
         labels = labels_of(clustering, fed.num_clients)
         # l. 12: θ_g,j <- sum_{k in C_j} |D_k| θ_k / sum_{k in C_j} |D_k|
         mixed = fed.mix(_relation(clustering, labels), trained, bank).of_some(clustering.clients)
@@ -109,10 +113,8 @@ class FlisDc:
         owner[answered] = rows
         return replace(bank, owner=owner), answered
 
-    def _clusters(self, trained: Trained, t: int, fed: Federation) -> Clustering:
+    def _clusters(self, predictions: Predictions) -> Clustering:
         """ISC (Alg. 2): C_i = {i} and {j: A_ij >= β}, the rows of R."""
-        # l. 2: B_k = F_k(D^server; θ_k)
-        predictions = fed.predict(trained.params, Cohort(t, trained.clients), self.predictions)
         points = predicted_points(predictions)
         distance = Disagreement(self.similarity)(points)  # l. 3: 1 - A
         together = distance <= 1 - self.beta  # l. 4

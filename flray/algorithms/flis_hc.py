@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
-from flray.algorithms.choosing import ChooseBy, choose
+from flray.algorithms.choosing import ChooseBy, choose, require_choice
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
 from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
@@ -76,6 +76,10 @@ class FlisHc:
     recluster: Recluster = field(default_factory=Recluster)
 
     gradient = staticmethod(plain_gradient)
+
+    def require(self, fed: Federation) -> None:
+        if len(fed.clients) < fed.num_clients:  # newcomers and holdout clients choose
+            require_choice(self.choose_by, fed)
 
     def init(self, fed: Federation) -> Outcome[FlisHcState]:
         # l. 4: every client trains θ_g and sends its model, on which the server predicts

@@ -92,8 +92,15 @@ class Ifca:
     gradient = staticmethod(plain_gradient)
 
     def require(self, fed: Federation) -> None:
-        if self.number > 1:
-            fed.require_example_losses()
+        if self.number == 1:
+            return
+        fed.require_example_losses()
+        validation = fed.timeline.at(1).validation
+        if self.choose_by == "validation" and not any(len(validation[i]) for i in fed.clients):
+            raise ExperimentError(
+                "ifca chooses models by their validation loss, and no client has a validation "
+                "part: set split.validation > 0, or algorithm.choose_by=train"
+            )
 
     def init(self, fed: Federation) -> Outcome[IfcaState]:
         joint = fed.initial_bank()
@@ -191,15 +198,8 @@ class Ifca:
         return int(sets.min(2).mean(0).argmin())
 
     def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
-        """F_i(θ_j) of all models on the examples of each client; refused if nobody has one."""
-        judgement = fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
-        if fed.t == 1 and len(judgement.clients) and (judgement.best < 0).all():
-            raise ExperimentError(
-                f"ifca chooses models by their {self.choose_by} loss, and no client asked has one: "
-                "set split.validation > 0 for algorithm.choose_by=validation; "
-                "the model must define example_losses(batch) -> (B,)"
-            )
-        return judgement
+        """F_i(θ_j) of all models on the examples of each client."""
+        return fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
 
     def _own_leaves(self, fed: Federation) -> frozenset[str]:
         return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)

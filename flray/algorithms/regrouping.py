@@ -61,12 +61,16 @@ class Regrouping:
         for cluster in np.unique(self._mine[self._mine >= 0]):
             members = np.flatnonzero(self._mine == cluster)
             theirs = self.points.of(self.points.clients[members])
-            found = self.pipeline.decide(theirs, self.fed, self.fed.t)
-            parts[members] = parts.max() + 1 + found.labels
+            found = np.zeros(len(members), np.int64)  # fewer than the number of clusters stay one
+            if self.pipeline.can_divide(len(members)):
+                found = self.pipeline.decide(theirs, self.fed, self.fed.t).labels
+            parts[members] = parts.max() + 1 + found
         return parts
 
     def _merged(self) -> Ids:
         means = self.points.means_of_clusters(self.old)
+        if not self.pipeline.can_divide(means.num_clients):
+            return self._mine
         joined = self.pipeline.decide(means, self.fed, self.fed.t)
         number = dict(zip(means.clients.tolist(), joined.labels.tolist(), strict=True))
         return np.array([number.get(int(c), -1) for c in self._mine])

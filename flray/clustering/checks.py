@@ -17,12 +17,12 @@ ROWS_AT_ONCE = 1000  # rows of D that are compared at a time
 
 
 def require_finite(points: Points) -> None:
-    """Raise if a point has a NaN or too large a number to be squared; names the first client.
+    """Refuse points with a NaN or too large a number to be squared; names the first client.
 
     >>> import numpy as np
     >>> require_finite(Points.vectors(np.array([4, 9]), torch.tensor([[1.0], [torch.nan]])))
     Traceback (most recent call last):
-    ValueError: client 9 must send finite numbers, got NaN, infinity or > 1e+150 in 1 of 1
+    flray.errors.ExperimentError: client 9 must send finite numbers, got NaN, ...
     """
     wrong = torch.zeros(len(points.values), dtype=torch.int64)  # (P,)
     for part in torch.split(points.values.detach(), chunk_length(8 * len(wrong)), dim=1):
@@ -31,9 +31,10 @@ def require_finite(points: Points) -> None:
         return
     position = int(points.owner[int(wrong.nonzero()[0, 0])])
     rows = torch.from_numpy(points.owner == position)
-    raise ValueError(
+    raise ExperimentError(
         f"client {points.clients[position]} must send finite numbers, got NaN, infinity or "
-        f"> {LARGEST} in {int(wrong[rows].sum())} of {int(rows.sum()) * points.values.shape[1]}"
+        f"> {LARGEST} in {int(wrong[rows].sum())} of {int(rows.sum()) * points.values.shape[1]}; "
+        "where training diverges, lower train.lr"
     )
 
 

@@ -76,9 +76,10 @@ class EncoderCentres:
             )
 
     def require(self, fed: Federation) -> None:
-        """Refuse `k: label_count` without permission to read the ground truth."""
+        """Refuse `k: label_count` without permission to read the ground truth, or classes."""
         if self.k == "label_count":
             fed.require_ground_truth(GROUND_TRUTH)
+            fed.timeline.at(1).require_classes("k: label_count", "set k to a number")
 
     @property
     def is_set(self) -> bool:

@@ -35,6 +35,7 @@ class Neighbours:
 
     takes_points: ClassVar[bool] = True
     takes_vectors: ClassVar[bool] = True
+    takes_metric: ClassVar[bool] = True
 
     nearest: int = 15  # Neighbours of each client; fewer if there are fewer clients
     resolution: float = 1.0  # Higher: more and smaller clusters
@@ -45,11 +46,7 @@ class Neighbours:
 
     def __call__(self, related: Related) -> Partition:
         points, metric = related.points, getattr(related.measure, "metric", None)
-        if metric is None:
-            raise ValueError(
-                "neighbours needs distance l1, l2 or cosine, got "
-                f"{type(related.measure).__name__}; choose one of them or partition hdbscan"
-            )
+        assert metric is not None  # checked by every pipeline
         values = points.one_each("neighbours").detach().cpu().numpy()
         number = min(self.nearest, points.num_clients - 1)
         if number == 0:

@@ -212,8 +212,9 @@ class LabelCounts:
     takes_points: ClassVar[bool] = True
 
     def require(self, fed: Federation) -> None:
-        """Refuse an experiment without permission to read the ground truth."""
+        """Refuse an experiment without permission to read the ground truth, or without classes."""
         fed.require_ground_truth(GROUND_TRUTH)
+        fed.timeline.at(1).require_classes("partition label_counts", "choose another partition")
 
     def __call__(self, related: Related) -> Partition:
         return Partition(equal_rows(related.label_counts() > 0))

@@ -165,6 +165,12 @@ class Pipeline:
                     "that sends one (update, weights, k: 1) or stages for sets (distance matching, "
                     "min_pair or wasserstein, partition hierarchical)"
                 )
+        has_metric = hasattr(uncached(self.distance), "metric")
+        if getattr(self.partition, "takes_metric", False) and not has_metric:
+            raise ValueError(
+                f"{type(self.partition).__name__} needs distance l1, l2 or cosine, got "
+                f"{type(self.distance).__name__}; choose one of them or partition hdbscan"
+            )
         if getattr(self.partition, "needs_relation", False) and isinstance(self.relate, NoRelation):
             raise ValueError(
                 f"{type(self.partition).__name__} needs a relation between clients, got relate: "
@@ -187,6 +193,11 @@ class Pipeline:
         if isinstance(self.partition, KMeans | Spectral | Random | Hierarchical):
             number = self.partition.number
             require_at_most_clients(number if isinstance(number, int) else 1, num_clients)
+
+    def can_divide(self, num_clients: int) -> bool:
+        """True if so many clients can be as many clusters as the partition is to find."""
+        number = getattr(uncached(self.partition), "number", None)
+        return not isinstance(number, int) or number <= num_clients
 
     def distances(self, points: Points) -> Matrix | None:
         """D (m, m) of embedded points; None if the partition does without it.

@@ -106,13 +106,18 @@ class Split:
         Labels are those that clients see, 0 to the largest that anybody holds. Refuses data without
         classes.
         """
-        if not self.has_classes:
-            raise ExperimentError(
-                "labels of clients are counted here, and the data have no classes"
-            )
+        self.require_classes("this method", "choose an option that does without")
         num_labels = int(self.labels[: self.num_dealt].max()) + 1
         labels = (self.labels[self.train[i]] for i in clients)
         return np.stack([np.bincount(row, minlength=num_labels) for row in labels])
+
+    def require_classes(self, reader: str, remedy: str) -> None:
+        """Refuse data without classes, whose labels `reader` counts."""
+        if not self.has_classes:
+            raise ExperimentError(
+                f"{reader} counts the labels of clients, and the targets are numbers or "
+                f"sequences; {remedy}"
+            )
 
     @cached_property
     def has_label_groups(self) -> bool:

@@ -22,7 +22,8 @@ from flray.columns import (
     Column,
 )
 from flray.data.dataset import Ids
-from flray.measures.measure import ClusteringContext, Measure, Numbers
+from flray.data.events import Timeline
+from flray.measures.measure import ClusteringContext, Measure, Numbers, RunData
 from flray.values import ROUNDING
 
 correlation_column = partial(
@@ -56,6 +57,10 @@ class LabelSimilarity(Measure):
         UNIFORMITY_RANDOM: _column("uniformity of random clusters", "(random)"),
         UNIFORMITY_LABELS: _column("uniformity by labels", "(of labels)"),
     }
+
+    def prepare(self, data: RunData) -> Timeline:
+        data.timeline.at(1).require_classes("evaluate.similarity", "set it to false")
+        return data.timeline
 
     def __call__(self, context: ClusteringContext) -> Numbers:
         labels = context.clustering.labels

@@ -63,6 +63,7 @@ class Robustness(Measure):
             )
 
     def prepare(self, data: RunData) -> Timeline:
+        data.timeline.at(1).require_classes("evaluate.robustness", "set it to null")
         phases = []
         for first, split in data.timeline.phases:
             clients = range(split.num_clients)

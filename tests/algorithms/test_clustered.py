@@ -170,6 +170,10 @@ def test_more_clusters_must_have_a_better_silhouette() -> None:
     assert best_number(losses, largest=5) == 2
 
 
+def test_one_client_is_one_cluster() -> None:
+    assert best_number(np.array([[0.5, 1.0]]), largest=2) == 1
+
+
 def test_pacfl_draws_its_cohort_whatever_the_clusters(tiny_run) -> None:
     """Half of eight clients train in a round, in two clusters as in one."""
     split = "split={name: label_groups, clients: 8, groups: 2}"

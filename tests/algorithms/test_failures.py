@@ -117,6 +117,22 @@ class TestDropped:
             tiny_run(*CASES[case][0], *DROP)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("clove", ["train={lr: 1e20, batch_size: 1000}", "participation=0.1"]),
+        ("{name: feddrift, every: 1}", ["train={lr: 1e38, batch_size: 1000}", "model=linear"]),
+    ],
+    ids=["clove", "feddrift"],
+)
+def test_losses_of_a_model_that_diverged_are_refused_with_a_message(
+    tiny_run, algorithm, more
+) -> None:
+    """The weights are finite after one step, and so is the loss before it."""
+    with pytest.raises(ExperimentError, match=r"must send finite numbers.* lower train\.lr"):
+        tiny_run(f"algorithm={algorithm}", *more)
+
+
 def test_a_client_that_fails_in_its_stage_is_heard_in_the_next(tiny_run, no_signature) -> None:
     """Three stages of two clients; one of the first two does not answer before round 1."""
     heard = tiny_run(FLT, *DROP, "algorithm.stages=3", "algorithm.clustering.relate.gamma=.inf")

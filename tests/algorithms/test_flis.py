@@ -11,7 +11,7 @@ from scipy.spatial.distance import squareform
 from flray.algorithms.choosing import choose
 from flray.algorithms.flis_dc import FlisDc
 from flray.algorithms.flis_hc import FlisHc
-from flray.client.tasks import Judge, Train
+from flray.client.tasks import Judge, Predict, Train
 from flray.clustering.distances import Disagreement
 from flray.clustering.points import Points, by_smallest_member
 from flray.config.experiment import parse_experiment
@@ -154,6 +154,15 @@ class TestDc:
         assert len({sha(run) for run in runs}) == 3
         marked = [run.summary["uses_ground_truth"] for run in runs]
         assert marked == [False, False, True]
+
+    def test_a_round_whose_models_all_fail_to_predict_changes_nothing(
+        self, tiny_run, monkeypatch
+    ) -> None:
+        fail_jobs(monkeypatch, lambda task, _: isinstance(task, Predict) and task.t == 2)
+        result = tiny_run(ALIKE, DC, "participation=1", "rounds=2", "on_client_failure=drop")
+        assert result.rounds["clients_dropped"][1] == 6
+        before, after = (frame for _, frame in result.clients.groupby("round"))
+        assert before["loss"].tolist() == after["loss"].tolist()
 
     def test_choosing_on_test_data_needs_permission(self, tiny_run) -> None:
         with pytest.raises(ExperimentError, match="say `uses_ground_truth: true`"):

@@ -144,8 +144,7 @@ class TestChoosing:
         fed = tiny_federation("split={name: iid, clients: 5, samples_per_client: 1}")
         algorithm = Ifca(number=3, choose_by="validation")
         state = algorithm.init(fed).state
-        later = fed.during(2)
-        assert algorithm.deploy(state, fed.clients, later).owner.tolist() == [0] * 5
+        assert algorithm.deploy(state, fed.clients, fed).owner.tolist() == [0] * 5
 
     def test_a_client_that_fails_to_judge_is_left_out_of_the_round(
         self, tiny_run, monkeypatch

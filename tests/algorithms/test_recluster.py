@@ -20,8 +20,11 @@ from flray.algorithms.feddrift import (
 from flray.algorithms.flhc import Flhc
 from flray.algorithms.recluster import Recluster, least_cosine
 from flray.algorithms.regrouping import Regrouping, matched, regrouped_bank
+from flray.clustering.hierarchical import Hierarchical
+from flray.clustering.partitions import KMeans
 from flray.clustering.pipeline import Pipeline
 from flray.clustering.points import Points
+from flray.clustering.two_level import TwoLevel
 from flray.config.experiment import parse_experiment
 from flray.data.events import Event, make_timeline
 from flray.engines.training import Training
@@ -172,8 +175,11 @@ class TestSweeps:
         assert Flhc().spent_fields is not None
 
 
-def regrouped(values, old, then: str, movers=None):
-    """Clusters of clients with these points, merged up to the distance 1."""
+PIPELINE = Pipeline()
+
+
+def regrouped(values, old, then: str, movers=None, pipeline=PIPELINE):
+    """Clusters of clients with these points, by default merged up to the distance 1."""
     points = Points.vectors(np.arange(len(values)), torch.tensor(values)[:, None])
     fed = SimpleNamespace(
         seed=0,
@@ -181,7 +187,7 @@ def regrouped(values, old, then: str, movers=None):
         generator=lambda *where: generator(0, *where),
         meter=SimpleNamespace(phase=lambda _: nullcontext()),
     )
-    return Regrouping(Pipeline(), points, np.array(old), fed, movers).after(then)[1].tolist()
+    return Regrouping(pipeline, points, np.array(old), fed, movers).after(then)[1].tolist()
 
 
 class TestRegrouping:
@@ -203,6 +209,14 @@ class TestRegrouping:
     def test_merge_joins_clusters_and_divides_none(self) -> None:
         assert regrouped(self.VALUES, [0, 0, 1, 1, 2, 2], "merge") == [0, 0, 1, 1, 2, 2]
         assert regrouped(self.VALUES, [0, 1, 2, 2, 3, 3], "merge") == [0, 0, 2, 2, 3, 3]
+
+    @pytest.mark.parametrize(
+        "partition", [Hierarchical(number=2), KMeans(2), TwoLevel(groups=4, number=2)]
+    )
+    def test_too_few_for_the_number_of_clusters_stay_as_they_are(self, partition) -> None:
+        two = Pipeline(partition=partition)
+        assert regrouped((0.0, 9.0, 5.0), [0, 0, 1], "split", pipeline=two) == [0, 2, 1]
+        assert regrouped((0.0, 9.0, 5.0), [0, 0, 0], "merge", pipeline=two) == [0, 0, 0]
 
     def test_move_goes_to_the_nearest_mean(self) -> None:
         old = [0, 1, 1, 1, 1, 0]  # means 4.5 and 3.85

@@ -150,7 +150,7 @@ class TestNeighbours:
 
     def test_refuse_other_distances(self) -> None:
         with pytest.raises(ValueError, match="needs distance l1, l2 or cosine, got Disagreement"):
-            Neighbours()(related(np.eye(3), Disagreement()))
+            Pipeline(distance=Disagreement(), partition=Neighbours())
 
     def test_refuse_no_resolution(self) -> None:
         with pytest.raises(ValueError, match="resolution must be > 0, got 0"):

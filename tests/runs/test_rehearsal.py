@@ -64,6 +64,19 @@ REFUSED = {
         "uses_ground_truth: true",
     ),
     "losses of examples": ("model=rehearsed:NoLosses; algorithm=ifca", "example_losses"),
+    "validation examples": (
+        "algorithm={name: ifca, choose_by: validation}; split.validation=0",
+        "no client has a validation part: set split.validation > 0, or algorithm.choose_by=train",
+    ),
+    "losses of examples of newcomers": (
+        "model=rehearsed:NoLosses; algorithm=flis_hc; split.server=30; "
+        "events=[{round: 2, kind: join, clients: [5]}]",
+        "example_losses",
+    ),
+    "test data of holdout clients": (
+        "algorithm={name: flis_hc, choose_by: test_accuracy}; split.server=30; split.holdout=1",
+        "reads the test data of clients; say `uses_ground_truth: true`",
+    ),
     "images of the encoder's shape": (
         f"algorithm=flt; {ENCODER}",
         r"\(1, 28, 28\).* clients hold images \(1, 8, 8\)",
