@@ -187,8 +187,9 @@ class Judge:
     clients_at_once: ClassVar = SCORED_AT_ONCE
 
     def __call__(self, host: Host, bank: Params, job: ClientsJob) -> list[NDArray[np.float64]]:
-        part = getattr(host.timeline.at(self.t), self.part)
-        examples = [part[i] for i in job.clients]
+        split = host.timeline.at(self.t)
+        part, is_trained = getattr(split, self.part), self.part == "train"
+        examples = [split.trained_on(i) if is_trained else part[i] for i in job.clients]
         correct, losses = score_shared(host.without_scores, bank, examples)
         sizes = np.array([len(ids) for ids in examples])
         return list(np.stack([_means(losses, sizes), _means(correct, sizes)]).transpose(2, 0, 1))

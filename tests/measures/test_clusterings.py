@@ -108,6 +108,15 @@ def test_measures_are_columns_of_the_clustering_and_of_the_summary(
     assert 0 <= measured.summary["robustness"] <= 1
 
 
+def test_clients_made_up_for_robustness_are_judged_on_their_examples(tiny_run) -> None:
+    """The signature `losses` asks them for losses of models; what is trained stays the same."""
+    losses = ("algorithm={name: repa, rounds_before: 0}", NUMBER, "algorithm.clustering.embed=unit")
+    losses += ("algorithm.clustering.signature={name: losses, number: 3}",)
+    plain, measured = tiny_run(*losses), tiny_run(*losses, *MEASURED)
+    assert measured.summary["params_sha256"] == plain.summary["params_sha256"]
+    assert 0 <= measured.summary["robustness"] <= 1
+
+
 RAW = "algorithm.clustering.embed=none"  # the points of a clustering are then the signatures
 
 
