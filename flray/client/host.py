@@ -53,6 +53,7 @@ class Host:
     seed: int
     number: int = 0  # among the hosts of an executor
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
+    is_judge: bool = False  # of models while training, by losses; predictions may have any form
     # Models of the last trainings, by training and block, for hosts whose models stay.
     kept: dict[str, dict[int, Params]] = field(default_factory=dict)
 
@@ -63,7 +64,7 @@ class Host:
     @cached_property
     def without_scores(self) -> "Host":
         """The same host for models that are judged while training: scores must not change bits."""
-        return replace(self, scores=())
+        return replace(self, scores=(), is_judge=True)
 
     @cached_property
     def written_forward(self) -> Written | None:
@@ -88,6 +89,7 @@ class HostSettings:
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
+    is_judge: bool = False  # of models while training, by losses; predictions may have any form
     tf32: bool = False  # products of local training in TF32, on a GPU
     # Clients of a block that a step trains together, while others wait; None: all of them
     num_slots: int | None = None

@@ -223,7 +223,7 @@ def _score_one_by_one(host: Host, bank: Params, jobs: Sequence[ScoreJob]) -> Fla
         for batch_ids in torch.split(ids_of_job, EVALUATION_BATCH) if len(ids_of_job) else []:
             x, y = batch = host.examples.batch(batch_ids)
             output = _mixed_output(module, bank, job.shares, batch) if job.shares else module(x)
-            correct = _correct(module, output, y)
+            correct = _correct(host, output, y)
             losses = _losses(module, output, batch).double()
             passes.append((correct, losses, *_terms(host, output, batch)))
     return tuple(torch.cat(parts) for parts in zip(*passes, strict=True))
@@ -343,7 +343,7 @@ def _pass_scores(host: Host, output: Tensor, y: Tensor) -> FlatScores:
     Scores of the module's own would need its inputs: such modules are not stacked.
     """
     outputs, labels = output.flatten(0, 1), y.flatten(0, 1)
-    correct = _correct(host.module, outputs, labels)
+    correct = _correct(host, outputs, labels)
     losses = cast(HasLosses, host.module).losses(outputs, labels).double()
     flat = (correct, losses, *_terms(host, outputs, (outputs, labels)))
     return tuple(values.view(*y.shape[:2], *values.shape[1:]) for values in flat)
@@ -367,38 +367,31 @@ def _models_in_a_pass(host: Host) -> int:
     return tile_size(sum(p.numel() for p in host.module.parameters()), STACKED_ON_GPU)
 
 
-def _correct(module: LightningModule, output: object, labels: Tensor) -> Tensor:
-    """(B,) always False for modules without class scores, such as autoencoders.
-
-    Raises:
-        ExperimentError: The output is no tensor, has one number for several classes, or its last
-            axis is not that of the classes.
-    """
-    name = type(module).__name__
+def _correct(host: Host, output: object, labels: Tensor) -> Tensor:
+    """(B,) always False for modules without class scores, such as autoencoders."""
     if not isinstance(output, Tensor):
         raise ExperimentError(
-            f"{name}.forward must return a tensor of predictions, got {type(output).__name__}; "
-            "return the class scores or numbers alone"
+            f"{type(host.module).__name__}.forward must return a tensor of predictions, got "
+            f"{type(output).__name__}; return the class scores or numbers alone"
         )
-    if labels.is_floating_point():
-        return _all_false(labels)
-    has_class_axis = output.dim() == labels.dim() + 1
-    is_one_number = output.shape in (labels.shape, (*labels.shape, 1))
-    is_elsewhere = has_class_axis and output.shape[:-1] != labels.shape
-    if is_elsewhere or (is_one_number and labels.any()):
-        raise ExperimentError(
-            f"{name}.forward returned the shape {tuple(output.shape)} for targets of the shape "
-            f"{tuple(labels.shape)} that are classes; return a score for each class in the last "
-            "axis, two for two classes, or give numbers to predict as floats"
-        )
-    if not has_class_axis:
-        return _all_false(labels)
+    if not (labels.is_floating_point() or host.is_judge):
+        _require_class_scores(host.module, output, labels)
+    if output.dim() != labels.dim() + 1 or labels.is_floating_point():
+        return torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
     right = is_right(output, labels)
     return right if right.dim() == 1 else right.double().flatten(1).mean(1)
 
 
-def _all_false(labels: Tensor) -> Tensor:
-    return torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+def _require_class_scores(module: LightningModule, output: Tensor, labels: Tensor) -> None:
+    """Refuse one number for several classes, and classes in another axis than the last."""
+    is_elsewhere = output.dim() == labels.dim() + 1 and output.shape[:-1] != labels.shape
+    is_one_number = output.shape in (labels.shape, (*labels.shape, 1))
+    if is_elsewhere or (is_one_number and labels.any()):
+        raise ExperimentError(
+            f"{type(module).__name__}.forward returned the shape {tuple(output.shape)} for targets "
+            f"of the shape {tuple(labels.shape)} that are classes; return a score for each class "
+            "in the last axis, two for two classes, or give numbers to predict as floats"
+        )
 
 
 def _terms(host: Host, output: Tensor, batch: Batch) -> Iterator[Tensor]:
