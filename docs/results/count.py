@@ -2,16 +2,14 @@
 
 `python docs/results/count.py` writes the table of all papers into README.md, and that of each
 paper's tables into its page, between two comments. Ours are the numbers in
-docs/results/*/table.md, as `flray table NAME --format md` wrote them, and those of single runs,
-typed into single_runs.csv with their seeds. papers.yaml lists what the data at hand allow and the
-cells outside tolerance whose cause is known.
+docs/results/*/table.md, as `flray table NAME --format md` wrote them. papers.yaml lists what the
+data at hand allow and the cells outside tolerance whose cause is known.
 """
 
-import csv
 import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,7 +22,7 @@ from numpy.typing import NDArray
 
 from flray.reports.published import Table, find_table
 from flray.reports.published.sheet import rank, within_tolerance
-from flray.reports.sheets import Fields, numbers, seed_mean
+from flray.reports.sheets import Fields, numbers
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- counts -->", "<!-- end of counts -->"
@@ -66,26 +64,6 @@ def read_table(text: str) -> tuple[Table, Ours] | None:
                     "has_ratio": ratio is not None,
                 }
     return table, ours
-
-
-def single_runs() -> Iterator[tuple[Table, Ours]]:
-    """The tables that were filled by single runs, from single_runs.csv."""
-    with (FOLDER / "single_runs.csv").open(encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    for key in dict.fromkeys(line["table"] for line in lines):
-        table, values = find_table(key), defaultdict[tuple[int, str], dict[int, float]](dict)
-        titles = [row.title for row in table.rows]
-        for line in lines:
-            if line["table"] == key:
-                position = titles.index(line["row"]), line["column"]
-                values[position][int(line["seed"])] = float(line["ours"])
-        yield (
-            table,
-            {
-                position: {**seed_mean(list(by_seed.values())), "seeds": tuple(by_seed)}
-                for position, by_seed in values.items()
-            },
-        )
 
 
 def counts(table: Table, ours: Ours, causes: Sequence[dict[str, str]] = ()) -> dict[str, int]:
@@ -218,13 +196,12 @@ def _with_columns(table: Table, ours: Ours, paper: dict[str, Any]) -> tuple[Tabl
 def found_tables() -> dict[str, tuple[Table, Ours]]:
     """Every table with numbers of ours by its key.
 
-    A cell that several files have is that of the last of them: single runs, then the tables that
-    `flray table` wrote, by folder.
+    A cell that several files have is that of the last of them, by folder.
     """
     texts = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*/table.md"))]
     pages = [page for text in texts if (page := read_table(text))]
     tables: dict[str, tuple[Table, Ours]] = {}
-    for table, ours in [*single_runs(), *pages]:
+    for table, ours in pages:
         _, before = tables.get(table.key, (table, {}))
         tables[table.key] = table, before | ours
     return tables

@@ -157,18 +157,6 @@ def test_the_mean_over_three_seeds_is_read_back_with_its_spread(counting: Module
     assert line[-2:] == ["1 in 1 cells, 3 in 1", "2.65"]
 
 
-def test_single_runs_are_averaged_over_their_seeds(
-    counting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = ["table,row,column,seed,ours", *(f"flt.1,Local,MNIST.acc,{s},{98 + s}" for s in (0, 2))]
-    (tmp_path / "single_runs.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(counting, "FOLDER", tmp_path)
-    ((table, ours),) = counting.single_runs()
-    (cell,) = ours.values()
-    assert (table.key, cell["value"], cell["seeds"]) == ("flt.1", 99.0, (0, 2))
-    assert cell["error"] == pytest.approx(2**0.5)
-
-
 def test_the_pages_of_results_have_the_counts(counting: ModuleType) -> None:
     """Else: python docs/results/count.py."""
     counts = counting.count()
