@@ -52,10 +52,9 @@ def show_table(
         return
     console.print(rendered)
     num_runs = counted(len(finished), "finished run")
-    names = ", ".join(str(folder) for folder in folders)
-    where = (
-        f"{num_runs} below {names}" if any(f.is_dir() for f in folders) else f"no folder {names}"
-    )
+    is_there = any(folder.is_dir() for folder in folders)
+    where = f"{num_runs} below" if is_there else "no folder"
+    where += f" {', '.join(map(str, folders))}"
     console.print(Text(f"{where}; {_state(table)}.", style="dim"))
     if table.match.numbers and not is_filled(cells):
         miss = nearest_miss(table, finished)

@@ -89,7 +89,6 @@ class HostSettings:
     seed: int
     callbacks: tuple[MakeCallback, ...] = ()  # for engine lightning
     scores: tuple[Score, ...] = ()  # computed of predictions, beside right answers and losses
-    is_judge: bool = False  # of models while training, by losses; predictions may have any form
     tf32: bool = False  # products of local training in TF32, on a GPU
     # Clients of a block that a step trains together, while others wait; None: all of them
     num_slots: int | None = None

@@ -214,9 +214,9 @@ class TestRegrouping:
         "partition", [Hierarchical(number=2), KMeans(2), TwoLevel(groups=4, number=2)]
     )
     def test_too_few_for_the_number_of_clusters_stay_as_they_are(self, partition) -> None:
-        two = Pipeline(partition=partition)
-        assert regrouped((0.0, 9.0, 5.0), [0, 0, 1], "split", pipeline=two) == [0, 2, 1]
-        assert regrouped((0.0, 9.0, 5.0), [0, 0, 0], "merge", pipeline=two) == [0, 0, 0]
+        pipeline = Pipeline(partition=partition)
+        assert regrouped((0.0, 9.0, 5.0), [0, 0, 1], "split", pipeline=pipeline) == [0, 2, 1]
+        assert regrouped((0.0, 9.0, 5.0), [0, 0, 0], "merge", pipeline=pipeline) == [0, 0, 0]
 
     def test_move_goes_to_the_nearest_mean(self) -> None:
         old = [0, 1, 1, 1, 1, 0]  # means 4.5 and 3.85
