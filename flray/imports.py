@@ -5,6 +5,7 @@ runs travel between people, so modules inside them are data and never imported.
 """
 
 import functools
+import hashlib
 import re
 import sys
 import sysconfig
@@ -115,15 +116,24 @@ def require_own_modules(plain: object, folder: Path) -> None:
             require_own_module(text, folder)
 
 
-def own_files(plain: object) -> dict[str, Path]:
-    """The file of each module that a configuration names as `package.module:Name`, by module.
+def digests_of_own_modules(plain: object) -> dict[str, str]:
+    """SHA-256 of the files of modules that a configuration names as `package.module:Name`.
 
-    >>> [path.name for path in own_files({"distance": {"name": "flray.imports:Mine"}}).values()]
-    ['imports.py']
+    Modules of flray are left out, and those that these files import are not followed.
+
+    >>> digests_of_own_modules({"model": "flray.models.conv_ae:ConvAe"})
+    {}
+    >>> list(digests_of_own_modules([{"name": "omegaconf.errors:Mine"}]))
+    ['omegaconf.errors']
     """
     modules = {text.partition(":")[0] for text in texts_in(plain) if _NAME.fullmatch(text)}
-    files = {module: location_of(module) for module in sorted(modules)}
-    return {module: path for module, path in files.items() if path is not None and path.is_file()}
+    own = sorted(module for module in modules if module.partition(".")[0] != "flray")
+    files = {module: location_of(module) for module in own}
+    return {
+        module: hashlib.sha256(path.read_bytes()).hexdigest()
+        for module, path in files.items()
+        if path is not None and path.is_file()
+    }
 
 
 def class_of(component: object) -> Callable[..., Any]:  # Any: what it builds

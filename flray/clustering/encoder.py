@@ -37,7 +37,7 @@ from flray.data.dataset import Dataset, Ids
 from flray.data.pixels import Examples, tensor_over
 from flray.errors import ExperimentError
 from flray.execution.federation import Federation
-from flray.imports import class_of, path_of
+from flray.imports import class_of, digests_of_own_modules, path_of
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
@@ -226,12 +226,10 @@ class Encoder:
     def configuration(self) -> dict[str, Any]:  # Any: JSON
         """Everything that decides the result on one kind of device."""
         numbers = ("epochs", "batch_size", "lr", "halve_every", "pixels", "validation", "seed")
-        return {
-            "format": FORMAT,
-            "dataset": described(self.dataset),
-            "model": described(self.model),
-            **{name: getattr(self, name) for name in numbers},
-        }
+        classes = {"dataset": described(self.dataset), "model": described(self.model)}
+        own = digests_of_own_modules(classes)
+        files = {"files": own} if own else {}
+        return {"format": FORMAT, **classes, **{k: getattr(self, k) for k in numbers}, **files}
 
     def key(self) -> str:
         """SHA-256 of the configuration."""

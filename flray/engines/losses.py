@@ -139,6 +139,11 @@ def direction_and_loss(
             f"{name} must return a dict of tensors by parameter, as grad(w, batch) does, "
             f"got {type(direction).__name__}"
         )
+    if missing := [leaf for leaf in w if leaf not in direction]:
+        raise ExperimentError(
+            f"{name} must return a tensor for each parameter, as grad(w, batch) does, and has none "
+            f"for {', '.join(missing)}; for one that is not to move return zeros"
+        )
     return direction, losses[0]
 
 

@@ -19,7 +19,7 @@ from flray.algorithms.algorithm import Branching
 from flray.config.deciding import deciding
 from flray.config.experiment import Experiment
 from flray.config.reading import Plain
-from flray.imports import own_files
+from flray.imports import digests_of_own_modules
 from flray.records.encoding import encode
 from flray.runs.assemble import digests_of_files
 
@@ -67,16 +67,9 @@ def code_version() -> Mapping[str, str]:
 
 
 def version_of(experiments: Sequence[Experiment]) -> dict[str, str]:
-    """`code_version`, and a hash of each file whose classes the experiments name, by module.
-
-    Modules that these files import are not followed.
-    """
-    files = own_files([experiment.plain for experiment in experiments])
-    hashes = {
-        module: hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]
-        for module, path in files.items()
-    }
-    return {**code_version(), **hashes}
+    """`code_version`, and a hash of each file of one's own that the experiments name, by module."""
+    own = digests_of_own_modules([experiment.plain for experiment in experiments])
+    return {**code_version(), **{module: digest[:SHORT] for module, digest in own.items()}}
 
 
 def device_of(experiment: Experiment, has_gpu: bool) -> str:

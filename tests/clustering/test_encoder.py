@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import json
 from dataclasses import dataclass, replace
 
@@ -244,6 +245,18 @@ def test_the_key_changes_with_every_field() -> None:
     other_class = replace(TINY, model=functools.partial(Renamed, latent=8))
     keys |= {TINY.key(), other_class.key()}
     assert len(keys) == len(changes) + 2
+
+
+def test_the_key_changes_with_the_file_of_a_model_of_ones_own(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "own_encoder.py"
+    file.write_text("from flray.models.conv_ae import ConvAe\nclass Mine(ConvAe):\n    scale = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    encoder = replace(TINY, model=importlib.import_module("own_encoder").Mine)
+    before = encoder.key()
+    assert before == encoder.key()
+    file.write_text(file.read_text().replace("scale = 1", "scale = 2"))
+    assert encoder.key() != before
+    assert "files" not in TINY.configuration()  # those of flray decide by FORMAT
 
 
 def test_the_key_changes_with_the_format(monkeypatch) -> None:

@@ -102,14 +102,23 @@ class Forgetful(FedAvg):
         grad(w, batch)
 
 
+class Partial(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        return dict(list(grad(w, batch).items())[1:])
+
+
+NOTHING = "must return a dict of tensors by parameter.* got NoneType"
+TOO_LITTLE = r"must return a tensor for each parameter, .* has none for \S+;"
+
+
 @pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
-def test_a_hook_that_returns_nothing_is_refused_by_its_name(engine) -> None:
-    message = "^Forgetful.gradient must return a dict of tensors by parameter.* got NoneType"
-    with pytest.raises(ExperimentError, match=message):
-        flray.run(TINY, algorithm=Forgetful(), rounds=1, execution={"engine": engine})
+@pytest.mark.parametrize(("method", "message"), [(Forgetful, NOTHING), (Partial, TOO_LITTLE)])
+def test_a_hook_that_returns_too_little_is_refused_by_its_name(engine, method, message) -> None:
+    with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {message}"):
+        flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
 
 
-@pytest.mark.parametrize("method", [Still(), Forgetful()])
+@pytest.mark.parametrize("method", [Still(), Forgetful(), Partial()])
 def test_such_a_hook_is_refused_before_the_run(method) -> None:
     with pytest.raises(ExperimentError, match=f"^{type(method).__name__}.gradient must "):
         describe(parse_experiment(TINY | {"algorithm": method}))
