@@ -15,7 +15,7 @@ from torch import Tensor
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.loop import train_one_by_one
-from flray.engines.losses import BatchLoss, direction_and_loss, step_batch, unpadded_batch
+from flray.engines.losses import BatchLoss, along, direction_and_loss, step_batch, unpadded_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, LocalBatch, Training
 from flray.models.bank import Params, trainable
@@ -183,7 +183,8 @@ class LocalEquation(Callback):
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for name, p in parameters.items():
             if id(p) in stepped:  # the others are another optimiser's, which asks again
-                p.grad = direction[name] if self.training.moves(name) else None
+                is_moved = self.training.moves(name)
+                p.grad = along(direction, name, self.gradient) if is_moved else None
 
     def mean_loss(self) -> float:
         """The mean loss over the steps so far; 0 without steps."""

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from flray.data.pixels import Examples
 from flray.engines.engine import Block, BlockResult
 from flray.engines.logged import Logged, logged, means
-from flray.engines.losses import BatchLoss, direction_and_loss, step_batch
+from flray.engines.losses import BatchLoss, along, direction_and_loss, step_batch
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, Training
 from flray.models.bank import Params, load_params, params_of, stack, trainable
@@ -60,7 +60,7 @@ class Loop:
             total += loss
             for name, p in parameters.items():
                 # An optimiser passes over a parameter without gradient, decay and momentum too
-                p.grad = direction[name] if training.moves(name) else None
+                p.grad = along(direction, name, gradient) if training.moves(name) else None
             optimizer.step()
             if schedule is not None:
                 schedule.after(step + 1, plan.num_steps // training.epochs)

@@ -127,24 +127,32 @@ def direction_and_loss(
         return gradients
 
     direction: object = hook(grad, w, batch, w0, memo)
-    name = getattr(hook, "__qualname__", type(hook).__name__)
     if not losses:
         raise ExperimentError(
-            f"{name} must call grad(w, batch), the gradient of the client's loss, at least once in "
-            "each step, and has returned without; begin it with g = grad(w, batch) and return what "
-            "the optimiser steps along, such as g with a term added"
+            f"{_name(hook)} must call grad(w, batch), the gradient of the client's loss, at least "
+            "once in each step, and has returned without; begin it with g = grad(w, batch) and "
+            "return what the optimiser steps along, such as g with a term added"
         )
     if not isinstance(direction, dict):
         raise ExperimentError(
-            f"{name} must return a dict of tensors by parameter, as grad(w, batch) does, "
+            f"{_name(hook)} must return a dict of tensors by parameter, as grad(w, batch) does, "
             f"got {type(direction).__name__}"
         )
-    if missing := [leaf for leaf in w if leaf not in direction]:
-        raise ExperimentError(
-            f"{name} must return a tensor for each parameter, as grad(w, batch) does, and has none "
-            f"for {', '.join(missing)}; for one that is not to move return zeros"
-        )
     return direction, losses[0]
+
+
+def along(direction: Params, leaf: str, hook: Gradient) -> Tensor:
+    """What an optimiser moves a leaf along; raises an ExperimentError if the hook left it out."""
+    if leaf not in direction:
+        raise ExperimentError(
+            f"{_name(hook)} must return a tensor for each parameter, as grad(w, batch) does, and "
+            f"has none for {leaf}; for one that is not to move return zeros"
+        )
+    return direction[leaf]
+
+
+def _name(hook: Gradient) -> str:
+    return getattr(hook, "__qualname__", type(hook).__name__)
 
 
 def step_batch(plan: IndexPlan, step: int, module: nn.Module, examples: Examples) -> LocalBatch:

@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from flray.data.pixels import Examples
 from flray.engines.affine import AffineTerm, factors, is_affine, is_stacked, offsets
 from flray.engines.engine import Block, BlockResult
-from flray.engines.losses import BatchLoss, direction_and_loss
+from flray.engines.losses import BatchLoss, along, direction_and_loss
 from flray.engines.stacked_plan import Rows, Seats, StackedPlan
 from flray.engines.training import ELEMENTWISE, Gradient, LocalBatch, Training, plain_gradient
 from flray.engines.written import Descent, Gradients, Targets, Written, WrittenGradient
@@ -294,7 +294,7 @@ class Step:
     def _move_along(self, direction: Params) -> None:
         assert self.optimizer is not None  # or layers move themselves
         for name, leaf in self.moved.items():  # the optimiser passes over the others
-            leaf.grad = direction[name]
+            leaf.grad = along(direction, name, self.gradient)
         self.optimizer.step()
 
     def _batches(self, steps: Tensor) -> Iterator[tuple[tuple[StackedBatch, ...], Targets | None]]:

@@ -24,7 +24,7 @@ LARGEST_EXPONENT = 100  # of a scale: leaves below 2^-70 are summed with fewer b
 SLACK = 1.001  # factor of a bound: weights that differ by rounding alone must not change a scale
 # Elements multiplied at a time: few, so that a CPU does it in its cache, many for a GPU.
 ELEMENTS_ON_CPU, ELEMENTS_ON_GPU = 1 << 17, 1 << 26
-LEAST_ROWS = 4  # multiplied at a time on a GPU
+WORTH_COMPILING = 1 << 26  # products from which on a CPU has a kernel, which takes 2 s to compile
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,12 @@ class Terms:
         device = next(iter(models.values())).device
         weights = weights.to(device)  # (L, terms), one copy for all leaves
         positions = torch.from_numpy(np.concatenate(self.positions)).to(device)
-        sum_up = sums_one_by_one if device.type == "cpu" else several_sums
+        num_products = sum(sizes) * sum(models[name][:1].numel() for name in self.exponents)
+        sum_up = sums_one_by_one
+        if device.type == "cuda" and compiles_kernels():
+            from flray.models.sum_on_gpu import sum_up  # Triton is not everywhere
+        elif device.type == "cpu" and num_products >= WORTH_COMPILING:
+            from flray.models.sum_on_cpu import sum_up  # numba takes half a second to import
         return {
             name: sum_up(models[name], positions, scaled.to(models[name].dtype), sizes)
             for name, scaled in zip(self.exponents, weights, strict=True)
@@ -94,7 +99,8 @@ def sums_one_by_one(
     """
     kind, _ = FIXED_POINT[leaf.dtype]
     sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    length = ELEMENTS_ON_CPU // max(1, leaf.shape[1:].numel())
+    at_a_time = ELEMENTS_ON_CPU if leaf.device.type == "cpu" else ELEMENTS_ON_GPU
+    length = at_a_time // max(1, leaf.shape[1:].numel())
     terms = zip(torch.split(positions, list(sizes)), torch.split(weights, list(sizes)), strict=True)
     for total, (rows, factors) in zip(sums, terms, strict=True):
         if length <= 1:
@@ -103,23 +109,6 @@ def sums_one_by_one(
         for start in range(0, len(rows), length):
             chunk = slice(start, start + length)
             total += _rounded_products(leaf, rows[chunk], factors[chunk]).sum(0, dtype=kind)
-    return sums
-
-
-def several_sums(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """As `sums_one_by_one`, all together in one kernel or in few calls, which suits a GPU."""
-    kind, _ = FIXED_POINT[leaf.dtype]
-    if leaf.is_cuda and compiles_kernels():
-        from flray.models.sum_kernel import sums_by_kernel  # Triton is not everywhere
-
-        starts = torch.from_numpy(np.cumsum([0, *sizes])).to(leaf.device)
-        return sums_by_kernel(leaf, positions, weights, starts, kind)
-    length = max(LEAST_ROWS, ELEMENTS_ON_GPU // max(1, leaf.shape[1:].numel()))  # terms at a time
-    sums = torch.zeros(len(sizes), *leaf.shape[1:], dtype=kind, device=leaf.device)
-    into = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(leaf.device)
-    for start in range(0, len(into), length):
-        chunk = slice(start, start + length)
-        sums.index_add_(0, into[chunk], _rounded_products(leaf, positions[chunk], weights[chunk]))
     return sums
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from flray.models import fixed_point
+from flray.models import fixed_point, sum_on_cpu
 from flray.models.bank import ModelBank
-from flray.models.fixed_point import Terms, several_sums
+from flray.models.fixed_point import Terms
 from flray.models.mixing import (
     Aggregation,
     HeldModels,
@@ -213,38 +213,23 @@ def test_parts_of_a_sum_add_up_to_the_whole() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("at_a_time", [1, 20, 1 << 20])
-def test_several_sums_are_the_sums_one_by_one(dtype, at_a_time, monkeypatch) -> None:
-    """As a GPU takes them: sums of 0 to 6 terms of 7 models."""
-    monkeypatch.setattr(fixed_point, "ELEMENTS_ON_GPU", at_a_time)
+@pytest.mark.parametrize("way", [("ELEMENTS_ON_CPU", 1), ("WORTH_COMPILING", 0)])
+def test_sums_do_not_depend_on_how_models_lie_or_how_they_are_read(dtype, way, monkeypatch) -> None:
     draw = np.random.default_rng(3)
     sizes = [3, 0, 6, 1]
     places = tuple(draw.permutation(7)[:size] for size in sizes)
-    weights = tuple(draw.random(size) for size in sizes)
+    weights = (*(draw.random(size) for size in sizes[:3]), np.ones(1))
+    terms = Terms(places, weights, {"w": np.full(4, 20)})
     leaf = torch.from_numpy(draw.normal(size=(7, 2, 3))).to(dtype)
-    expected = Terms(places, weights, {"w": np.full(4, 20)})({"w": leaf})["w"]
-    scaled = torch.from_numpy(np.concatenate(weights) * 2.0**20).to(dtype)
-    found = several_sums(leaf, torch.from_numpy(np.concatenate(places)), scaled, sizes)
-    assert found.dtype == expected.dtype
-    assert expected[2].abs().min() > 0
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_do_not_depend_on_how_models_lie_or_how_many_are_read_at_a_time(
-    dtype, monkeypatch
-) -> None:
-    draw = np.random.default_rng(3)
-    sizes = [3, 0, 6, 1]
-    places = tuple(draw.permutation(7)[:size] for size in sizes)
-    terms = Terms(places, tuple(draw.random(size) for size in sizes), {"w": np.full(4, 20)})
-    leaf = torch.from_numpy(draw.normal(size=(7, 2, 3))).to(dtype)
+    leaf[:, 0] = torch.tensor([0.5, 1.5, -2.5]) / 2.0**20  # halfway between two integers
     turned = leaf.transpose(1, 2).contiguous().transpose(1, 2)
     assert turned.stride() != leaf.stride()
     with_room = leaf.repeat_interleave(2, 2)[:, :, ::2]
     expected = terms({"w": leaf})["w"]
-    assert expected[2].abs().min() > 0
-    monkeypatch.setattr(fixed_point, "ELEMENTS_ON_CPU", 1)
+    assert expected[3, 0].tolist() == [0, 2, -2]
+    assert expected[2, 1].abs().min() > 0
+    monkeypatch.setattr(fixed_point, *way)
+    monkeypatch.setattr(sum_on_cpu, "PIECE", 4)
     for models in (leaf, turned, with_room):
         found = terms({"w": models})["w"]
         assert found.dtype == expected.dtype

@@ -118,7 +118,7 @@ def test_a_hook_that_returns_too_little_is_refused_by_its_name(engine, method, m
         flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
 
 
-@pytest.mark.parametrize("method", [Still(), Forgetful(), Partial()])
+@pytest.mark.parametrize("method", [Still(), Forgetful()])
 def test_such_a_hook_is_refused_before_the_run(method) -> None:
     with pytest.raises(ExperimentError, match=f"^{type(method).__name__}.gradient must "):
         describe(parse_experiment(TINY | {"algorithm": method}))

@@ -1,9 +1,14 @@
 """A kernel in Triton for weighted sums of models in fixed point (`flray.models.fixed_point`)."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from flray.models.fixed_point import FIXED_POINT
 
 BLOCK = 1024  # elements of a model that a program sums up
 
@@ -38,17 +43,11 @@ def _sums(
     tl.store(sums + v.to(tl.int64) * size + element, total, mask=is_element)
 
 
-def sums_by_kernel(
-    leaf: Tensor, positions: Tensor, weights: Tensor, starts: Tensor, kind: torch.dtype
-) -> Tensor:
-    """(V, ...) integers: the sums over the models of a leaf (K, ...), in one kernel.
-
-    Args:
-        positions, weights: (terms,) of all sums.
-        starts: (V + 1,) where the terms of each sum begin and those of the last one end.
-        kind: the integers in which leaves of this dtype are summed.
-    """
-    leaf, num_sums = leaf.contiguous(), len(starts) - 1
+def sum_up(leaf: Tensor, positions: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+    """As `fixed_point.sums_one_by_one`, all sums in one kernel."""
+    kind, _ = FIXED_POINT[leaf.dtype]
+    leaf, num_sums = leaf.contiguous(), len(sizes)
+    starts = torch.from_numpy(np.cumsum([0, *sizes])).to(leaf.device)
     sums = torch.zeros(num_sums, *leaf.shape[1:], dtype=kind, device=leaf.device)
     size = leaf.shape[1:].numel()
     whole = float(2 ** (23 if leaf.dtype == torch.float32 else 52))
