@@ -246,7 +246,7 @@ TEXTS = {
     "an object": ("model: !!python/object:flray.errors.ExperimentError {}", "python/object"),
     "a bomb of aliases": (BOMB, "more than 100000 values"),
     "a list that holds itself": ("a: &a [*a]", "more than 100000 values"),
-    "nesting": ("[" * 3000, "inside each other"),
+    "nesting": ("[" * 1200, "inside each other"),
     "nesting that ends": ("a: " + "[" * 200 + "]" * 200, "inside each other"),
     "nesting in lines": ("- " * 3000 + "x", "inside each other"),
     "nesting by aliases": (

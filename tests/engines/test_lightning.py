@@ -300,8 +300,8 @@ def test_a_metric_that_a_module_logs_is_recorded_for_each_batch(engine, tmp_path
                 self.log(name, 77.0)
             return super().training_step(batch, batch_idx)
 
-    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 3}, "algorithm": "fedavg"}
-    settings = {"train": {"batch_size": 2}, "execution": {"engine": engine}}
+    keys = {"dataset": "digits", "split": {"name": "iid", "clients": 60}, "algorithm": "fedavg"}
+    settings = {"participation": 0.05, "train": {"batch_size": 2}, "execution": {"engine": engine}}
     rounds = flray.run(keys | settings, tmp_path / "run", model=WithMetric, rounds=1).rounds
     for name in TAKEN:  # a prefix keeps them apart from the run's own
         assert rounds[f"logged_{name}"].tolist() == [77.0]
