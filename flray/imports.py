@@ -127,8 +127,8 @@ def digests_of_own_modules(plain: object) -> dict[str, str]:
     ['omegaconf.errors']
     """
     modules = {text.partition(":")[0] for text in texts_in(plain) if _NAME.fullmatch(text)}
-    own = sorted(module for module in modules if module.partition(".")[0] != "flray")
-    files = {module: location_of(module) for module in own}
+    modules = {module for module in modules if module.partition(".")[0] != "flray"}
+    files = {module: location_of(module) for module in sorted(modules)}
     return {
         module: hashlib.sha256(path.read_bytes()).hexdigest()
         for module, path in files.items()

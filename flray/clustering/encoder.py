@@ -227,8 +227,8 @@ class Encoder:
         """Everything that decides the result on one kind of device."""
         numbers = ("epochs", "batch_size", "lr", "halve_every", "pixels", "validation", "seed")
         classes = {"dataset": described(self.dataset), "model": described(self.model)}
-        own = digests_of_own_modules(classes)
-        files = {"files": own} if own else {}
+        digests = digests_of_own_modules(classes)
+        files = {"files": digests} if digests else {}  # keys of flray's own classes have none
         return {"format": FORMAT, **classes, **{k: getattr(self, k) for k in numbers}, **files}
 
     def key(self) -> str:

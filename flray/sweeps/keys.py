@@ -68,8 +68,8 @@ def code_version() -> Mapping[str, str]:
 
 def version_of(experiments: Sequence[Experiment]) -> dict[str, str]:
     """`code_version`, and a hash of each file of one's own that the experiments name, by module."""
-    own = digests_of_own_modules([experiment.plain for experiment in experiments])
-    return {**code_version(), **{module: digest[:SHORT] for module, digest in own.items()}}
+    digests = digests_of_own_modules([experiment.plain for experiment in experiments])
+    return {**code_version(), **{module: digest[:SHORT] for module, digest in digests.items()}}
 
 
 def device_of(experiment: Experiment, has_gpu: bool) -> str:
