@@ -34,7 +34,7 @@ from flray.sweeps.space import read_space
 from flray.wording import counted
 
 FAILURES_SHOWN = 5
-LINE_EVERY_S = 300.0  # longest time without a line where there is no terminal
+LINE_EVERY_S = 60.0  # longest time without a line where there is no terminal
 SHARE_BEFORE_ETA = 0.2  # share of rows done: the first also train what all share
 
 
@@ -167,8 +167,9 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
 
 
 def _is_news(before: Progress, now: Progress) -> bool:
-    """True if rows have ended since; what runs and what is best changes too often for a line."""
-    return replace(before, rounds=(), best=None) != replace(now, rounds=(), best=None)
+    """True if rows have ended since or the first run; rounds change too often for a line."""
+    has_begun = bool(now.rounds) and not before.rounds
+    return has_begun or replace(before, rounds=(), best=None) != replace(now, rounds=(), best=None)
 
 
 def _conclude(result: SweepResult, console: Console, again: str, where: str) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from flray.engines.losses import direction_and_loss
+from flray.engines.losses import along, direction_and_loss
 from flray.engines.training import Gradient, LocalBatch
 from flray.models.bank import Params
 
@@ -69,11 +69,13 @@ def is_stacked(hook: Gradient) -> bool:
     return bool(getattr(hook, "is_stacked", False)) or is_affine(hook)
 
 
-def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[str, float]:
-    """The number a of each leaf, for an affine hook.
+def factors(
+    hook: Gradient, leaves: Iterable[str], moved: Iterable[str], memo: Iterable[str]
+) -> dict[str, float]:
+    """The number a of each leaf that moves, for an affine hook.
 
     >>> from flray.algorithms.fedprox import FedProx
-    >>> factors(FedProx(mu=0.5).gradient, ["w"], [])
+    >>> factors(FedProx(mu=0.5).gradient, ["w"], ["w"], [])
     {'w': 0.5}
     """
     zero, one = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0))
@@ -81,7 +83,7 @@ def factors(hook: Gradient, leaves: Iterable[str], memo: Iterable[str]) -> dict[
     ones = dict.fromkeys(zeros, one)
     no_memo = dict.fromkeys(memo, zero)
     direction, _ = direction_and_loss(hook, no_gradient, ones, NO_BATCH, zeros, no_memo)
-    return {name: float(a) for name, a in direction.items()}
+    return {name: float(along(direction, name, hook)) for name in moved}
 
 
 def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Params:
@@ -91,14 +93,14 @@ def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Pa
     >>> offsets(FedProx(mu=0.5).gradient, {"w": 0.5}, {"w": torch.tensor([3.0])}, {})
     {'w': tensor([3.])}
     """
-    zeros = {name: w0[name].new_zeros(()) for name in a}
+    zeros = {name: leaf.new_zeros(()) for name, leaf in w0.items()}
     # What all clients share is computed once, and shown to each of them.
     w0_once, memo_once = (
         {n: leaf if leaf.stride(0) else leaf[:1] for n, leaf in leaves.items()}
         for leaves in (w0, memo)
     )
     b, _ = direction_and_loss(hook, no_gradient, zeros, NO_BATCH, w0_once, memo_once)
-    return {n: (leaf / -a[n] if a[n] else leaf).expand_as(w0[n]) for n, leaf in b.items()}
+    return {n: (b[n] / -a[n] if a[n] else b[n]).expand_as(w0[n]) for n in a}
 
 
 def no_gradient(

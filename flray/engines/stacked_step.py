@@ -164,7 +164,7 @@ class Step:
             return Descent(training.eta, self.moved, training.momentum)
         if not is_affine(self.gradient) or self.written.leaves != self.trained.keys():
             return None
-        a = factors(self.gradient, self.trained, like.memo)
+        a = factors(self.gradient, self.trained, self.moved, like.memo)
         # Offsets that all clients share lie in one slot; a recorded step must take any block.
         leaves = (*like.w0.values(), *like.memo.values())
         on_cpu = self.number.device.type == "cpu"

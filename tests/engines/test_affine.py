@@ -52,7 +52,7 @@ def test_a_marked_hook_is_affine(hook) -> None:
         for name, leaf in stacked_leaves(10 + seed).items()
     }
     expected = hook(lambda *_: g, w, None, w0, memo)
-    a = factors(hook, w, memo)
+    a = factors(hook, w, w, memo)
     u = offsets(hook, a, w0, memo)
     for name, leaf in expected.items():
         term = a[name] * (w[name] - u[name]) if a[name] else u[name]

@@ -112,8 +112,12 @@ TOO_LITTLE = r"must return a tensor for each parameter, .* has none for \S+;"
 
 
 @pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize("mark", ["unmarked", "is_affine", "is_stacked"])
 @pytest.mark.parametrize(("method", "message"), [(Forgetful, NOTHING), (Partial, TOO_LITTLE)])
-def test_a_hook_that_returns_too_little_is_refused_by_its_name(engine, method, message) -> None:
+def test_a_hook_that_returns_too_little_is_refused_by_its_name(
+    engine, method, message, mark, monkeypatch
+) -> None:
+    monkeypatch.setattr(method.gradient, mark, True, raising=False)
     with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {message}"):
         flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
 

@@ -62,22 +62,23 @@ def said(tmp_path, monkeypatch):
 
 
 def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
-    """A look every 200 s, in which no row ends: the third is a line again."""
+    """A look every 40 s: a line when the first rows run, and another after more than a minute."""
     clock = [0.0]
     monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
 
     def wait(_space, folder, *rest) -> SweepResult:
         for t in range(4):
-            clock[0] = 200.0 * t
-            rest[-1].show(Progress(rows=3, rounds=[t, 2 * t]))
+            clock[0] = 40.0 * t
+            rest[-1].show(Progress(rows=3, rounds=[t, 2 * t] if t else []))
         return SweepResult(
             folder, REPORT, pd.DataFrame({"row": [0], "status": "done", "error": None})
         )
 
     lines = said(REPORT, wait).splitlines()
-    assert lines[1:3] == [
-        "0/3 rows done · 2 running",
-        "0/3 rows done · 2 running after 2 to 4 rounds",
+    assert lines[1:4] == [
+        "0/3 rows done · 0 running",
+        "0/3 rows done · 2 running after 1 to 2 rounds",
+        "0/3 rows done · 2 running after 3 to 6 rounds",
     ]
 
 
