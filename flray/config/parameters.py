@@ -21,6 +21,8 @@ Target = Callable[..., Any]  # Any: a class, or what builds one, of whatever kin
 Registry = Mapping[str, Target]  # classes of one kind by name
 Values = dict[str, Any]  # Any: of whatever type the parameter has
 
+_SCALARS = frozenset((type(None), str, bool, int, float))  # what YAML has beside lists, mappings
+
 
 @dataclasses.dataclass(frozen=True)
 class ComponentHint:
@@ -139,12 +141,15 @@ def plain_fields(target: Target, values: Values, injected: tuple[str, ...] = ())
     for name in signature(target).parameters:
         if name in injected or name not in values:
             continue
-        if _is_plain(values[name], hints.get(name)):
-            fields[name] = plain(values[name], hints.get(name, Any))
-        elif values[name] is not defaults.get(name):
+        value = values[name]
+        if type(value) in _SCALARS:  # most values are: sweeps have many
+            fields[name] = value
+        elif _is_plain(value, hints.get(name)):
+            fields[name] = plain(value, hints.get(name, Any))
+        elif value is not defaults.get(name):
             raise ExperimentError(
                 f"{name} of {path_of(target)} must be what YAML can have: numbers, text, lists, "
-                f"mappings or dataclasses, got {shown(values[name])}"
+                f"mappings or dataclasses, got {shown(value)}"
             )
     return fields
 
@@ -166,7 +171,7 @@ def plain(value: Any, hint: Any = Any) -> Any:  # Any: of whatever type the anno
     """
     if isinstance(value, np.generic):  # np.float64 is a float that YAML cannot write
         return value.item()
-    if value is None or isinstance(value, str | int | float):  # most values are: sweeps have many
+    if value is None or isinstance(value, str | int | float):
         return value
     component = ComponentHint.of(hint)
     if component is not None and is_component(value):
