@@ -122,7 +122,9 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
 def write_row(folder: Path, row: SweepRow) -> None:
     """Write the state of a row; a reader, such as the driver, sees the old state or the new one."""
-    replace_text(folder / ROWS / f"{row.number:04d}.json", json.dumps(asdict(row), indent=1))
+    point = row.merge_point and asdict(row.merge_point)
+    text = json.dumps({**vars(row), "merge_point": point}, indent=1)
+    replace_text(folder / ROWS / f"{row.number:04d}.json", text)
 
 
 def alive_file(folder: Path, number: int) -> Path:
