@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 from flray.columns import PART, ROUND
 from flray.files import reading, replace_file
 
+MANY_ROWS = 10_000  # of a table that several threads read; fewer take as long as starting them
+
 _ROUND = re.compile(r"round_(\d+).*")
 
 
@@ -35,7 +37,7 @@ def read(path: Path, columns: list[str] | None = None) -> pa.Table:
     """
     # `pq.read_table` opens by name more than once, and a run replaces files meanwhile.
     with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        table = file.read(columns)
+        table = file.read(columns, use_threads=file.metadata.num_rows >= MANY_ROWS)
         for name, kind in zip(table.column_names, table.schema.types, strict=True):
             if name != PART and not _is_number(kind):
                 raise ValueError(f"the column {name!r} holds values of type {kind}, not numbers")
