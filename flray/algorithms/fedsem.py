@@ -14,7 +14,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
@@ -23,6 +22,7 @@ from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering, nearest_cluster
 from flray.clustering.points import Partition, Points, by_smallest_member
 from flray.clustering.update import flatten
+from flray.cores import thread_pools
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
@@ -151,7 +151,7 @@ class FedSem:
         number = min(self.number, len(moved))
         kmeans = KMeans(number, n_init=self.first_starts, random_state=seed)
         # Threads add up their parts in whatever order they end: the last bits would vary.
-        with threadpool_limits(1), warnings.catch_warnings():
+        with thread_pools().limit(limits=1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
             assigned = kmeans.fit_predict(coordinates(moved))
         is_member = torch.eye(number).to(moved)[torch.from_numpy(assigned)]  # (m, K)

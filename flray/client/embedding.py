@@ -11,19 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from flray.client.encoder_training import EncoderTraining, fine_tune
 from flray.client.host import Host, in_evaluation
 from flray.client.tasks import ClientsJob
+from flray.cores import thread_pools
 from flray.data.dataset import Ids
 from flray.data.pixels import Examples
 from flray.errors import ExperimentError
@@ -174,7 +173,7 @@ def k_means(latents: Latents, k: int) -> Latents:
 
     fit = KMeans(n_clusters=k, random_state=FLT_SEED, n_init=FLT_INITS)
     # Threads add up their parts in whatever order they end: the last bits would vary.
-    with _thread_pools().limit(limits=1), warnings.catch_warnings():
+    with thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than centres
         centres: Latents = fit.fit(_repeated(latents, k)).cluster_centers_
     return centres
@@ -217,18 +216,9 @@ def project(pixels: Latents, components: int) -> Latents:
 
     pca = PCA(components, random_state=FLT_SEED)
     no_variance = np.errstate(invalid="ignore", divide="ignore")
-    with _thread_pools().limit(limits=1), no_variance:
+    with thread_pools().limit(limits=1), no_variance:
         latents: Latents = pca.fit_transform(_repeated(pixels, components))
     return latents
-
-
-@cache
-def _thread_pools() -> ThreadpoolController:
-    """Thread pools of the libraries that k-means and PCA use; to look for them takes 18 ms."""
-    import sklearn.cluster
-    import sklearn.decomposition  # noqa: F401
-
-    return ThreadpoolController()
 
 
 @dataclass(frozen=True)

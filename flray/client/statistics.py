@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
-from threadpoolctl import threadpool_limits
 
 from flray.client.embedding import Latents, PixelScale, copied_module, encode, rescaled
 from flray.client.host import Host
 from flray.client.tasks import ClientsJob
+from flray.cores import thread_pools
 from flray.data.dataset import Ids
 from flray.models.bank import Params, load_params
 
@@ -66,7 +66,9 @@ class DescribeLatents:
         for i in map(int, job.clients):
             load_params(module, {name: leaf[self.rows[i]] for name, leaf in bank.items()})
             latents = encode(module, examples, host.on_device(self._images(host, i)))
-            with threadpool_limits(1):  # threads of BLAS add up in whatever order they end
+            with thread_pools().limit(
+                limits=1
+            ):  # threads of BLAS add up in whatever order they end
                 vector = describe(latents.astype(np.float64), self.statistics)
             vectors.append(vector.astype(latents.dtype))
         return vectors

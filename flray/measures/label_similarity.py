@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from flray.clustering.points import Matrix
 from flray.columns import (
@@ -21,6 +20,7 @@ from flray.columns import (
     UNIFORMITY_RANDOM,
     Column,
 )
+from flray.cores import thread_pools
 from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.measures.measure import ClusteringContext, Measure, Numbers, RunData
@@ -84,7 +84,7 @@ def _k_means(counts: Ids, number: int, seed: int) -> Ids:
     from sklearn.cluster import KMeans  # seconds to import, and seldom needed
     from sklearn.exceptions import ConvergenceWarning
 
-    with threadpool_limits(1), warnings.catch_warnings():
+    with thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters
         kmeans = KMeans(number, n_init=10, random_state=seed)
         labels: Ids = kmeans.fit_predict(counts.astype(np.float64))
