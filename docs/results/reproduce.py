@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -90,6 +91,7 @@ def flray(arguments: Sequence[str], output: object) -> None:
     subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
 
 
+@cache
 def listed_sweeps() -> dict[str, Any]:
     """The content of sweeps.yaml. Any: YAML."""
     return dict(yaml.safe_load((FOLDER / "sweeps.yaml").read_text(encoding="utf-8")))

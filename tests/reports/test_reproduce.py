@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,16 +19,17 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 SWEEPS = yaml.safe_load((RESULTS / "sweeps.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def reproduce(monkeypatch) -> ModuleType:
+@pytest.fixture(scope="module")
+def reproduce() -> Iterator[ModuleType]:
     """The script docs/results/reproduce.py."""
     spec = importlib.util.spec_from_file_location("reproduce", RESULTS / "reproduce.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "reproduce", module)  # its dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "reproduce", module)  # its dataclasses look there
+        spec.loader.exec_module(module)
+        yield module
 
 
 @pytest.mark.parametrize("name", SWEEPS)
