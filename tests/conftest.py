@@ -16,6 +16,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from scenarios import Result
 
+# Processes of tests share the cores: a test that is about threads names their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Importing and collecting make a million objects that stay; looking for garbage among them takes
 # seconds.
 gc.disable()
@@ -73,8 +76,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage among later objects only."""
+    """Look for garbage among later objects only, and not after every few hundred."""
     gc.freeze()
+    gc.set_threshold(50_000)
     gc.enable()
 
 

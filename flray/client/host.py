@@ -129,10 +129,11 @@ def default_threads(engine: EngineName, module: LightningModule, device: str) ->
 
     Tiles give the same bits on any number of threads; operators of torch may not.
     """
-    in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
-    if device != "cpu" or not in_tiles:
+    cores = usable_cores()
+    if device != "cpu" or cores == 1:
         return 1
-    return usable_cores()
+    in_tiles = choose_engine(engine, module, device) == "vectorized" and is_written_out(module)
+    return cores if in_tiles else 1
 
 
 @contextmanager

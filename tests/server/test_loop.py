@@ -24,7 +24,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import packages_of
 
-from scenarios import TINY
+from scenarios import TINY, sha
 
 SUMMARY_KEYS = {
     *("algorithm", "dataset", "split", "model", "seed", "rounds", "clients", "accuracy_mean"),
@@ -125,6 +125,19 @@ def test_stopping_in_time_and_resuming_is_as_one_run(tiny_run, known_run, tmp_pa
     untimed = [c for c in whole.rounds if not c.startswith("seconds")]
     pd.testing.assert_frame_equal(done.rounds[untimed], whole.rounds[untimed])
     pd.testing.assert_frame_equal(done.clients, whole.clients)
+
+
+def test_a_run_has_the_same_bits_on_any_number_of_threads(tiny_run, monkeypatch) -> None:
+    """40 clients, whose images are turned, are trained and scored in several tiles."""
+    results = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        overrides = ("split={name: rotation, clients: 40}", "participation=1", "rounds=2")
+        results.append(tiny_run(*overrides))
+        assert RunDirectory(results[-1].path).environment()["threads"] == int(threads)
+    one, three = results
+    assert sha(one) == sha(three)
+    pd.testing.assert_frame_equal(one.clients, three.clients, check_exact=True)
 
 
 SLOW_ROUNDS = ["rounds=15", "algorithm=local", "train.epochs=10"]
