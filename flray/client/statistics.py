@@ -66,9 +66,8 @@ class DescribeLatents:
         for i in map(int, job.clients):
             load_params(module, {name: leaf[self.rows[i]] for name, leaf in bank.items()})
             latents = encode(module, examples, host.on_device(self._images(host, i)))
-            with thread_pools().limit(
-                limits=1
-            ):  # threads of BLAS add up in whatever order they end
+            # Threads of BLAS add up in whatever order they end.
+            with thread_pools().limit(limits=1):
                 vector = describe(latents.astype(np.float64), self.statistics)
             vectors.append(vector.astype(latents.dtype))
         return vectors
