@@ -4,7 +4,7 @@ import hashlib
 import re
 import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 UNBOUNDED = "unbounded"
 Unbounded = Annotated[float, UNBOUNDED]  # a number that may be infinite, such as a threshold
@@ -40,6 +40,19 @@ def texts_in(plain: object) -> Iterator[str]:
             yield from texts_in(child)
     elif isinstance(plain, str):
         yield plain
+
+
+def copied(plain: Any) -> Any:  # Any: YAML
+    """Mappings and lists anew, each of its own; objects from Python stay the same objects.
+
+    >>> shared = {"lr": 0.1}
+    >>> first, second = copied([shared, shared])
+    >>> first is second
+    False
+    """
+    if isinstance(plain, dict):
+        return {key: copied(value) for key, value in plain.items()}
+    return [copied(value) for value in plain] if isinstance(plain, list) else plain
 
 
 def file_name(text: str) -> str:

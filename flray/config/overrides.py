@@ -10,7 +10,7 @@ from yaml import YAMLError
 
 from flray.config.reading import Plain, parse_yaml
 from flray.errors import ExperimentError
-from flray.values import shown
+from flray.values import copied, shown
 
 THRESHOLD = "algorithm.clustering.partition.threshold"
 RIVALS = ("threshold", "number")  # keys of a partition, of which only one is set
@@ -53,19 +53,12 @@ def with_value(plain: Plain, key: str, value: object) -> Plain:
 
 
 def _with_values(plain: Plain, values: Plain) -> Plain:
-    result: Plain = _copied(plain)
+    result: Plain = copied(plain)
     for key, value in values.items():
         if value is not None:
             _unset_rivals(result, key.split("."), values)
         _set(result, key.split("."), value)
     return result
-
-
-def _copied(node: Any) -> Any:  # Any: YAML
-    """Mappings and lists anew; objects from Python stay the same objects."""
-    if isinstance(node, dict):
-        return {key: _copied(value) for key, value in node.items()}
-    return [_copied(value) for value in node] if isinstance(node, list) else node
 
 
 def _value(item: str, text: str) -> Any:

@@ -13,7 +13,7 @@ import yaml
 
 from flray.config.shipped import find_file
 from flray.errors import ExperimentError
-from flray.values import shown, texts_in
+from flray.values import copied, shown, texts_in
 
 Plain = dict[str, Any]  # Any: YAML
 YAML_FILES = (".yaml", ".yml")
@@ -119,9 +119,6 @@ def read_mapping(path: Path, where: str) -> Plain:
     Raises:
         ExperimentError: if there is no such file, or if it is not a YAML mapping.
     """
-    from omegaconf import OmegaConf  # imported here, because it would delay `flray --help`
-    from omegaconf.errors import OmegaConfBaseException
-
     file = find_file(path)
     if file is None:
         raise ExperimentError(
@@ -130,15 +127,27 @@ def read_mapping(path: Path, where: str) -> Plain:
         )
     try:
         plain = parse_yaml(read_text(file))
-        for text in filter(_RESOLVER.search, texts_in(plain)):
-            raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(text)}")
-        if isinstance(plain, dict):
-            plain = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        if not isinstance(plain, dict | None):
+            raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
+        return _resolved(plain or {})
+    except yaml.YAMLError as error:
         raise ExperimentError(f"{where}: {path} is not valid YAML: {error}") from error
-    if not isinstance(plain, dict | None):
-        raise ExperimentError(f"{where}: {path} must hold keys and values, got {shown(plain)}")
-    return cast(Plain, plain or {})
+
+
+def _resolved(plain: Plain) -> Plain:
+    """What `${key}` stands for in its place; no two values are one object."""
+    texts = [text for text in texts_in(plain) if "${" in text]
+    if not texts:
+        return cast(Plain, copied(plain))  # what `*name` repeats is one object
+    for text in filter(_RESOLVER.search, texts):
+        raise yaml.YAMLError(f"${{...}} refers to another key of the file, got {shown(text)}")
+    from omegaconf import OmegaConf  # imported here, because few files need it
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return cast(Plain, OmegaConf.to_container(OmegaConf.create(plain), resolve=True))
+    except OmegaConfBaseException as error:
+        raise yaml.YAMLError(str(error)) from error
 
 
 def _measure(value: Any, measured: dict[int, tuple[int, int]]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import yaml
 from flray.clustering.hierarchical import Hierarchical
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.overrides import override
-from flray.config.reading import parse_yaml
+from flray.config.reading import parse_yaml, read_mapping
 from flray.errors import ExperimentError
 
 from scenarios import TINY
@@ -70,6 +70,16 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path) -> None:
         ExperimentError, match=r"twice.yaml is not valid YAML: .*'seed' is given twi"
     ):
         read_yaml(tmp_path / "twice.yaml")
+
+
+@pytest.mark.parametrize("lr", ["0.1", "${rate}"])
+def test_what_is_repeated_by_an_alias_or_a_reference_is_a_value_of_its_own(lr, tmp_path) -> None:
+    file = tmp_path / "two.yaml"
+    text = f"rate: 0.1\nfirst: &train\n  lr: {lr}\nsecond: *train\n"
+    file.write_text(text, encoding="utf-8")
+    plain = read_mapping(file, "the experiment")
+    assert plain == {"rate": 0.1, "first": {"lr": 0.1}, "second": {"lr": 0.1}}
+    assert plain["first"] is not plain["second"]
 
 
 def test_a_merged_mapping_may_be_overridden() -> None:
