@@ -4,6 +4,7 @@ out to others reads this file too, and torch would take it seconds."""
 import functools
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -80,6 +81,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_folder(tmp_path_factory) -> Iterator[None]:
+    """Runs without a folder of their own leave theirs where pytest removes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
