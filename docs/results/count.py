@@ -162,13 +162,13 @@ def numbers_of_seeds(numbers: Sequence[int]) -> str:
     """Over how many seeds the cells are means.
 
     >>> numbers_of_seeds([3, 3]), numbers_of_seeds([3, 1, 1])
-    ('3', '1 in 2 cells, 3 in 1')
+    ('3', '1, 3 in 1 of 3')
     """
-    counts = sorted(Counter(numbers).items())
-    if len(counts) < 2:
-        return str(counts[0][0]) if counts else "–"
-    (first, cells), *others = counts
-    return f"{first} in {cells} cells, " + ", ".join(f"{n} in {c}" for n, c in others)
+    counts = Counter(numbers).most_common()
+    if not counts:
+        return "–"
+    (usual, _), *others = counts
+    return ", ".join([str(usual), *(f"{n} in {c} of {len(numbers)}" for n, c in others)])
 
 
 def mean_spread(cells: Sequence[Fields]) -> str:
