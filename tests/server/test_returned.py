@@ -83,6 +83,30 @@ def test_a_metric_with_a_name_of_its_own_is_recorded(monkeypatch) -> None:
     assert result.summary["loss"] == 78.0
 
 
+class InPlace(FedAvg):
+    def round(self, state, cohort, fed):
+        outcome = super().round(state, cohort, fed)
+        for leaf in state.bank.params.values():
+            leaf.mul_(0.9)
+        return outcome
+
+
+class InPlaceAtDeploy(FedAvg):
+    def deploy(self, state, clients, fed):
+        next(iter(state.bank.params.values())).zero_()
+        return super().deploy(state, clients, fed)
+
+
+@pytest.mark.parametrize(("method", "name"), [(InPlace(), "round"), (InPlaceAtDeploy(), "deploy")])
+def test_a_method_that_changes_its_state_in_place_is_refused_by_its_name(method, name) -> None:
+    message = (
+        rf"^{type(method).__name__}.{name} must not change the state that it is given, and has "
+        r"changed state.bank.params.layers.\S+ in place; compute a new tensor"
+    )
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, algorithm=method, rounds=2)
+
+
 class Still(FedAvg):
     def gradient(self, grad, w, batch, w0, memo):
         return {name: w[name] - w0[name] for name in w}
