@@ -131,6 +131,18 @@ class Partial(FedAvg):
         return dict(list(grad(w, batch).items())[1:])
 
 
+class PartialByStart(FedAvg):
+    """Leaves out what starts at other values than 0, as all weights do."""
+
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: g for name, g in grad(w, batch).items() if not w0[name].any()}
+
+
+class PartlyNone(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: g if name.endswith("weight") else None for name, g in grad(w, batch).items()}
+
+
 NOTHING = "must return a dict of tensors by parameter.* got NoneType"
 TOO_LITTLE = r"must return a tensor for each parameter, .* has none for \S+;"
 
@@ -143,6 +155,17 @@ def test_a_hook_that_returns_too_little_is_refused_by_its_name(
 ) -> None:
     monkeypatch.setattr(method.gradient, mark, True, raising=False)
     with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {message}"):
+        flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize("method", [PartialByStart, PartlyNone])
+def test_a_parameter_left_out_by_its_value_or_as_none_is_refused_by_its_name(
+    engine, method, monkeypatch
+) -> None:
+    mark = "is_affine" if engine == "vectorized" else "unmarked"
+    monkeypatch.setattr(method.gradient, mark, True, raising=False)
+    with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {TOO_LITTLE}"):
         flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
 
 
