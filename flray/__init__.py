@@ -66,7 +66,7 @@ def run(
 
     Raises:
         ExperimentError: The experiment is wrong, or `out` holds another run.
-        ClientFailure: A client failed and `on_client_failure` is `raise`.
+        ClientFailure: A client failed and `on_client_failure` is `raise`, or the GPU is full.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

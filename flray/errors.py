@@ -4,6 +4,7 @@ An `ExperimentError` ends a command with exit code 2 and one message, a `ClientF
 """
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ _INSTALLED = tuple(
         os.path.dirname(__file__),
     )
 )
+# torch goes on with a list of all processes on the GPU, which may have thousands of characters.
+_GPU_FULL = re.compile(
+    r"CUDA out of memory\. Tried to allocate (.+?)\. .* of (.+?) of which (.+?) is free\..*"
+)
+_FULL = (
+    r"CUDA out of memory: \1 wanted, \3 of \2 free; choose a smaller execution.block, run fewer "
+    "rows of a sweep at a time (concurrency), or end other programs on the GPU"
+)
 _LINE = "raised in "  # begins the note by which an error keeps its line when it is pickled
 
 
@@ -61,7 +70,7 @@ class ServerLost(RuntimeError):
 
 
 class ClientFailure(RuntimeError):
-    """A client's training failed and `on_client_failure` is `raise`."""
+    """A client's training failed and `on_client_failure` is `raise`, or the GPU is full."""
 
 
 class GpuFault(RuntimeError):
@@ -71,13 +80,15 @@ class GpuFault(RuntimeError):
 def one_line_message(error: BaseException) -> str:
     """The last line of an error's message, with its class unless it is an error of flray.
 
-    The first lines of CUDA's messages say what happened, the last ones how to debug kernels.
+    The first lines of CUDA's messages say what happened, the last ones how to debug kernels. Of
+    torch's message about a full GPU the sizes are kept, and what to do is added.
 
     >>> one_line_message(ExperimentError("no data")), one_line_message(KeyError("x"))
     ('no data', "KeyError: 'x'")
     """
     lines = str(error).strip().split("\n")
     text = next((line for line in lines if CUDA_ERROR in line), lines[-1])
+    text = _GPU_FULL.sub(_FULL, text)
     if not text:
         return type(error).__name__
     is_ours = type(error).__module__.startswith("flray.")

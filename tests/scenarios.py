@@ -43,6 +43,23 @@ from flray.server.loop import Server, ignore, never
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
 
+# As torch writes it, here with only 40 processes
+GPU_FULL = (
+    "CUDA out of memory. Tried to allocate 380.00 MiB. GPU 0 has a total capacity of 139.80 GiB "
+    "of which 1.25 MiB is free. "
+    + "".join(f"Process {n} has 3.40 GiB memory in use. " for n in range(40))
+    + "Including non-PyTorch memory, this process has 3.40 GiB memory in use. Of the allocated "
+    "memory 2.50 GiB is allocated by PyTorch, and 200.00 MiB is reserved by PyTorch but "
+    "unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
+    "for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html)"
+)
+GPU_FULL_SHOWN = (
+    "OutOfMemoryError: CUDA out of memory: 380.00 MiB wanted, 1.25 MiB of 139.80 GiB free; choose "
+    "a smaller execution.block, run fewer rows of a sweep at a time (concurrency), or end other "
+    "programs on the GPU"
+)
+
 
 @dataclass(frozen=True)
 class Result:

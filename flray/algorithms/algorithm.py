@@ -87,7 +87,8 @@ class Algorithm(Protocol[State]):
         """The state after the cohort has trained.
 
         Most methods call `fed.train`, then `fed.mix`, or both in `fed.average`. The given state is
-        not changed: a run that is resumed calls `round` with the same state again.
+        not changed: a run that is resumed calls `round` with the same state again. A method that
+        changes one of its tensors in place is refused.
         """
         ...
 

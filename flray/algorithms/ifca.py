@@ -101,6 +101,9 @@ class Ifca:
                 "ifca chooses models by their validation loss, and no client has a validation "
                 "part: set split.validation > 0, or algorithm.choose_by=train"
             )
+        if self.start == "clients":
+            num_steps = fed.num_steps(self._starters(fed), fed.training)
+            self._require_starts(len(np.flatnonzero(num_steps)))
 
     def init(self, fed: Federation) -> Outcome[IfcaState]:
         joint = fed.initial_bank()
@@ -171,14 +174,8 @@ class Ifca:
 
     def _start_from_clients(self, joint: ModelBank, fed: Federation) -> IfcaState:
         """HypCluster: the model of a client, then of the one whose best loss so far is worst."""
-        size = min(self.start_clients, len(fed.clients))
-        drawn = fed.generator("start clients").choice(fed.clients, size, replace=False)
-        trained = probe(fed, joint, Cohort(fed.t, np.sort(drawn))).with_steps()
-        if len(trained.clients) < self.number:
-            raise ExperimentError(
-                f"start: clients needs the models of {self.number} clients, and "
-                f"{len(trained.clients)} of those drawn trained one; raise start_clients"
-            )
+        trained = probe(fed, joint, Cohort(fed.t, self._starters(fed))).with_steps()
+        self._require_starts(len(trained.clients))  # some may have failed
         candidates = replace(joint, params=trained.params)
         judgement = self._judge(candidates, trained.clients, fed)
         fed.meter.count_transfer(
@@ -189,6 +186,20 @@ class Ifca:
         rows = farthest(losses, self.number)
         params = {n: rows_of(leaf, rows) for n, leaf in candidates.params.items()}
         return IfcaState(replace(joint, params=params), np.full(fed.num_clients, -1))
+
+    def _starters(self, fed: Federation) -> Ids:
+        """The clients that are drawn for `start: clients`, ascending."""
+        size = min(self.start_clients, len(fed.clients))
+        drawn = fed.generator("start clients").choice(fed.clients, size, replace=False)
+        return np.sort(drawn)
+
+    def _require_starts(self, num_trained: int) -> None:
+        if num_trained < self.number:
+            raise ExperimentError(
+                f"start: clients needs the models of {self.number} clients, and {num_trained} of "
+                "those drawn train one; raise algorithm.start_clients, or lower train.batch_size "
+                "where train.drop_last leaves out clients with less than a batch"
+            )
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
         """The set of k models with the least mean over clients of their best model's loss."""

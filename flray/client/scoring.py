@@ -375,22 +375,29 @@ def _correct(host: Host, output: object, labels: Tensor) -> Tensor:
             f"{type(output).__name__}; return the class scores or numbers alone"
         )
     if not (labels.is_floating_point() or host.is_judge):
-        _require_class_scores(host.module, output, labels)
+        _require_class_scores(host, output, labels)
     if output.dim() != labels.dim() + 1 or labels.is_floating_point():
         return torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
     right = is_right(output, labels)
     return right if right.dim() == 1 else right.double().flatten(1).mean(1)
 
 
-def _require_class_scores(module: LightningModule, output: Tensor, labels: Tensor) -> None:
-    """Refuse one number for several classes, and classes in another axis than the last."""
+def _require_class_scores(host: Host, output: Tensor, labels: Tensor) -> None:
+    """Refuse one number for several classes, and classes in another axis than the last.
+
+    Axes of length 1 beside that of the classes are refused too, unless inputs have this shape: an
+    autoencoder predicts no classes.
+    """
+    axes = output.shape[labels.dim() :]
+    is_one_row = len(axes) > 1 and axes.numel() == max(axes)
+    is_nested = is_one_row and output.shape[1:] != host.examples.images.shape[1:]
     is_elsewhere = output.dim() == labels.dim() + 1 and output.shape[:-1] != labels.shape
     is_one_number = output.shape in (labels.shape, (*labels.shape, 1))
-    if is_elsewhere or (is_one_number and labels.any()):
+    if is_elsewhere or is_nested or (is_one_number and labels.any()):
         raise ExperimentError(
-            f"{type(module).__name__}.forward returned the shape {tuple(output.shape)} for targets "
-            f"of the shape {tuple(labels.shape)} that are classes; return a score for each class "
-            "in the last axis, two for two classes, or give numbers to predict as floats"
+            f"{type(host.module).__name__}.forward returned the shape {tuple(output.shape)} for "
+            f"targets of the shape {tuple(labels.shape)} that are classes; return a score for each "
+            "class in the last axis, two for two classes, or give numbers to predict as floats"
         )
 
 

@@ -190,7 +190,7 @@ class Pipeline:
 
     def require_number(self, num_clients: int) -> None:
         """Refuse to find more clusters than there are clients."""
-        if isinstance(self.partition, KMeans | Spectral | Random | Hierarchical):
+        if isinstance(self.partition, KMeans | Spectral | Random | Hierarchical | TwoLevel):
             number = self.partition.number
             require_at_most_clients(number if isinstance(number, int) else 1, num_clients)
 

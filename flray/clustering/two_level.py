@@ -75,8 +75,9 @@ class TwoLevel:
         num_groups = len(centres.clients)
         if isinstance(self.number, int) and self.number > num_groups:
             raise ValueError(
-                f"{num_groups} of {self.groups} groups have clients, fewer than the number of "
-                f"clusters, {self.number}; raise groups, or choose partition hierarchical"
+                f"two_level cannot find {self.number} clusters: clients are in {num_groups} of "
+                f"{self.groups} groups, as those with equal vectors share one; lower number, or "
+                "raise groups"
             )
         is_exact = num_groups == len(group)
         weights = np.bincount(group)

@@ -99,7 +99,8 @@ def offsets(hook: Gradient, a: dict[str, float], w0: Params, memo: Params) -> Pa
         {n: leaf if leaf.stride(0) else leaf[:1] for n, leaf in leaves.items()}
         for leaves in (w0, memo)
     )
-    b, _ = direction_and_loss(hook, no_gradient, zeros, NO_BATCH, w0_once, memo_once)
+    direction, _ = direction_and_loss(hook, no_gradient, zeros, NO_BATCH, w0_once, memo_once)
+    b = {name: along(direction, name, hook) for name in a}
     return {n: (b[n] / -a[n] if a[n] else b[n]).expand_as(w0[n]) for n in a}
 
 

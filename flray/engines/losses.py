@@ -143,7 +143,7 @@ def direction_and_loss(
 
 def along(direction: Params, leaf: str, hook: Gradient) -> Tensor:
     """What an optimiser moves a leaf along; raises an ExperimentError if the hook left it out."""
-    if leaf not in direction:
+    if direction.get(leaf) is None:
         raise ExperimentError(
             f"{_name(hook)} must return a tensor for each parameter, as grad(w, batch) does, and "
             f"has none for {leaf}; for one that is not to move return zeros"

@@ -31,7 +31,7 @@ from flray.data.dataset import Ids
 from flray.data.split import Split
 from flray.engines.engine import BlockResult
 from flray.engines.training import Gradient, Training
-from flray.errors import ClientFailure, ExperimentError
+from flray.errors import ClientFailure, ExperimentError, is_gpu_full
 from flray.execution.answers import Judgement, Predictions
 from flray.execution.asking import ask
 from flray.execution.cohort import Cohort, nobody, sample_cohort, sample_evaluated
@@ -459,6 +459,8 @@ class Federation(Population):
         remedy = "set on_client_failure=drop to go on without such clients"
         if len(failed) == len(asked) > 1:
             remedy = "where everybody fails, the cause is the model, its training or the data"
+        if is_gpu_full(failed[first].error):
+            remedy = "the cause is the GPU, not a client"
         named = ", ".join(map(str, sorted(failed)[:10])) + (", ..." if len(failed) > 10 else "")
         raise ClientFailure(
             f"in round {t} client {first} failed: {failed[first].reason} "

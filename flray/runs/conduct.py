@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flray.errors import ClientFailure, is_gpu_full, one_line_message
 from flray.records.lock import locked
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def conduct(
 
     Raises:
         ExperimentError: Another process runs this directory, or the tracker cannot be used.
+        ClientFailure: A client failed, or the GPU has no memory left.
     """
     wish = out / STOP_FILE
     with ExitStack() as stack:
@@ -73,7 +75,12 @@ def conduct(
 
             tracker = tracked(experiment, out, on_round, monitor.draw, monitor.group)
             on_round = stack.enter_context(tracker)
-        return compute(on_round, lambda: monitor.should_stop() or wish.exists())
+        try:
+            return compute(on_round, lambda: monitor.should_stop() or wish.exists())
+        except RuntimeError as error:
+            if is_gpu_full(error) and not isinstance(error, ClientFailure):
+                raise ClientFailure(one_line_message(error)) from error
+            raise
 
 
 def ask_to_stop(out: Path) -> None:

@@ -35,6 +35,7 @@ from flray.server.returned import (
     require_cohort,
     require_outcome,
     require_partition,
+    unchanged,
 )
 from flray.server.summary import summarise_run
 
@@ -215,7 +216,7 @@ class Server:
         with located(self._name("cohort")):
             cohort = self.algorithm.cohort(before, t, fed)
         require_cohort(cohort, self._name("cohort"))
-        with located(self._name("round")):
+        with located(self._name("round")), unchanged(before, self._name("round")):
             outcome = self.algorithm.round(before, cohort, fed)
         require_outcome(outcome, self._name("round"), self.evaluation.score_columns)
         if last is not None and len(clients := last.models.clients):
@@ -282,7 +283,7 @@ class Server:
         """
         fed = self._during(t)[1]
         asked = np.arange(fed.num_clients) if clients is None else clients
-        with located(self._name("deploy")):
+        with located(self._name("deploy")), unchanged(state, self._name("deploy")):
             bank = self.algorithm.deploy(state, asked, fed)
         require_bank(bank, self._name("deploy"))
         return bank

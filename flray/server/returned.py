@@ -3,11 +3,14 @@
 The methods may be a user's own. What is wrong is found here, and not by whoever reads it later.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
 from flray.columns import TRAIN_LOSS, ScoreColumns, of_one_round
@@ -81,6 +84,44 @@ def require_partition(
             f"{method} must return a NumPy array ({num_clients},) of whole numbers, the cluster of "
             f"each client, got {_kind(labels)}"
         )
+
+
+@contextmanager
+def unchanged(state: object, method: str) -> Iterator[None]:
+    """Refuse a method that changes a tensor of its state in place: a resumed run starts from it.
+
+    Takes time by the number of tensors, not by their sizes. Arrays of NumPy count no changes.
+
+    >>> import torch
+    >>> with unchanged({"w": (w := torch.zeros(2))}, "Mine.round"):
+    ...     _ = w.add_(1)
+    Traceback (most recent call last):
+    flray.errors.ExperimentError: Mine.round must not change the state that it is given, and has ...
+    """
+    before = [(path, leaf, leaf._version) for path, leaf in _tensors(state, "state")]
+    yield
+    for path, leaf, version in before:
+        if leaf._version != version:
+            raise ExperimentError(
+                f"{method} must not change the state that it is given, and has changed {path} in "
+                "place; compute a new tensor, as w + u instead of w.add_(u), or change a clone"
+            )
+
+
+def _tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state that count their changes, with their paths in it."""
+    children: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Tensor):
+        if not value.is_inference():
+            yield path, value
+    elif isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list | tuple):
+        children = enumerate(value)
+    elif is_dataclass(value):
+        children = ((field.name, getattr(value, field.name)) for field in fields(value))
+    for name, child in children:
+        yield from _tensors(child, f"{path}.{name}")
 
 
 def _kind(value: object) -> str:

@@ -344,6 +344,16 @@ class TestHypCluster:
         slopes = state.bank.params["slope.weight"].flatten().tolist()
         assert slopes == pytest.approx([0.5 + 0.175, 0.5 + 0.475])
 
+    def test_too_few_clients_that_train_are_refused_before_the_run(self) -> None:
+        """Three of four clients have two examples each, the first has none."""
+        pairs, start = [[], *[[(1, 2)] * 2] * 3], Ifca(number=3, start="clients")
+        start.require(linear_federation(pairs, Training(batch_size=2, drop_last=True)))
+        message = "needs the models of 3 clients, and 0 of those drawn .* lower train.batch_size"
+        with pytest.raises(ExperimentError, match=message):
+            start.require(linear_federation(pairs, Training(batch_size=3, drop_last=True)))
+        with pytest.raises(ExperimentError, match=r"and 2 of those .* raise algorithm.start_cl"):
+            start.require(linear_federation([[], *pairs[:3]], Training()))
+
     def test_of_one_model_is_fedavg(self, tiny_run, known_run) -> None:
         assert sha(tiny_run(self.START, "algorithm.number=1")) == sha(known_run())
 

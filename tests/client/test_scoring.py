@@ -45,31 +45,47 @@ def jobs_of(num_models=4):
     ]
 
 
+class Mine(LightningModule):
+    def training_step(self, batch, batch_idx): ...
+
+
+def mine(shape):
+    """A module without losses, whose `forward` is still to be set, and a host of it."""
+    module = Mine()
+    module.weight = torch.nn.Parameter(torch.zeros(1))
+    dataset = noise_dataset(6, shape)
+    assert dataset.labels[:5].any()
+    settings = HostSettings("loop", "cpu", torch.float32, 5, 1, seed=0)
+    return module, start_host(module, dataset, make_timeline(ragged_split((1, 5)), ()), settings)
+
+
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
         (lambda x: x[:, 0, 0, :1], r"returned the shape \(5, 1\) for targets of the shape \(5,\)"),
         (lambda x: x[:, 0, 0, 0], r"returned the shape \(5,\) for targets"),
+        (lambda x: x[:, 0, 0, :, None], r"returned the shape \(5, 4, 1\) for targets"),
+        (lambda x: x[:, 0, :1], r"returned the shape \(5, 1, 4\) for targets"),
+        (lambda x: x[:, 0, 0, :, None, None], r"returned the shape \(5, 4, 1, 1\) for targets"),
         (lambda x: (x[:, 0, 0], x), "must return a tensor of predictions, got tuple"),
     ],
-    ids=["column", "number", "tuple"],
+    ids=["column", "number", "axis after", "axis before", "two axes", "tuple"],
 )
 def test_predictions_that_are_no_class_scores_are_refused(forward, message) -> None:
-    class Mine(LightningModule):
-        def training_step(self, batch, batch_idx): ...
-
-    module = Mine()
-    module.weight = torch.nn.Parameter(torch.zeros(1))
-    dataset = noise_dataset(6, (1, 4, 4))
-    assert dataset.labels[:5].any()
-    settings = HostSettings("loop", "cpu", torch.float32, 5, 1, seed=0)
-    host = start_host(module, dataset, make_timeline(ragged_split((1, 5)), ()), settings)
+    module, host = mine((1, 4, 4))
     bank, jobs = stack([params_of(module)]), [ScoreJob(0, np.arange(5))]
     module.forward = lambda x: x[:, 0, 0]
     assert score_models(host, bank, jobs)[0].correct.shape == (5,)
     module.forward = forward
     with pytest.raises(ExperimentError, match=rf"^Mine.forward {message}"):
         score_models(host, bank, jobs)
+
+
+def test_an_autoencoder_of_rows_is_not_taken_for_a_classifier() -> None:
+    module, host = mine((1, 1, 4))
+    module.forward = lambda x: x
+    (scores,) = score_models(host, stack([params_of(module)]), [ScoreJob(0, np.arange(5))])
+    assert scores.correct.tolist() == [False] * 5
 
 
 @pytest.mark.parametrize("name", MODELS_OF)

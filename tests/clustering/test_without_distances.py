@@ -73,7 +73,9 @@ class TestTwoLevel:
 
     def test_fewer_groups_with_clients_than_clusters_are_refused(self) -> None:
         values = np.array([[0.0], [0], [0], [5], [5]])
-        with pytest.raises(ValueError, match="2 of 4 groups have clients"):
+        with pytest.raises(
+            ValueError, match=r"two_level .* 3 clusters: clients are in 2 of 4 groups"
+        ):
             TwoLevel(groups=4, number=3)(related(values))
 
     @pytest.mark.parametrize("name", LINKAGES)

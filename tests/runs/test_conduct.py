@@ -2,11 +2,15 @@
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from flray.errors import ExperimentError
+import flray
+from flray.algorithms.fedavg import FedAvg
+from flray.errors import ClientFailure, ExperimentError
 from flray.forecast.forecast import forecast
 from flray.records.lock import holder
 from flray.records.run_directory import RunDirectory
@@ -14,7 +18,7 @@ from flray.runs import preparing, watching
 from flray.runs.conduct import STOP_FILE, Monitor, ask_to_stop, conduct
 from flray.runs.launch import run_experiment
 
-from scenarios import TINY, tiny_experiment
+from scenarios import GPU_FULL, GPU_FULL_SHOWN, TINY, tiny_experiment
 
 RAY = ["execution.executor=ray", "execution.block=2"]
 
@@ -56,6 +60,31 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"^no$"):
         conduct(refuse, tmp_path / "run", Monitor())
     assert not (tmp_path / "run").exists()
+
+
+class Full(FedAvg):
+    def round(self, state, cohort, fed):
+        raise torch.OutOfMemoryError(GPU_FULL)
+
+
+class FullAtClients(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        raise torch.OutOfMemoryError(GPU_FULL)
+
+
+BY_CLIENTS = (
+    rf"^in round 1 client 0 failed: {re.escape(GPU_FULL_SHOWN)} \(test_conduct.py, line \d+\) "
+    r"\(6 of 6 clients failed: .*\); the cause is the GPU, not a client$"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [(Full(), f"^{re.escape(GPU_FULL_SHOWN)}$"), (FullAtClients(), BY_CLIENTS)],
+)
+def test_a_full_gpu_has_one_plain_message(method, message) -> None:
+    with pytest.raises(ClientFailure, match=message):
+        flray.run(TINY, algorithm=method, rounds=1, participation=1)
 
 
 def test_who_watches_a_directory_can_stop_a_run_in_process(tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ REFUSED = {
         "algorithm={name: repa, rounds_before: 2, clustering: {partition: {number: 7}}}",
         "number must be at most the number of clients, 6, got 7",
     ),
+    "no more clusters of groups than clients": (
+        "algorithm={name: flhc, rounds_before: 1, clustering: {partition: {name: two_level, "
+        "number: 7}}}",
+        "number must be at most the number of clients, 6, got 7",
+    ),
+    "models of clients that train": (
+        "algorithm={name: ifca, start: clients}; train.drop_last=true; train.batch_size=999",
+        "needs the models of 2 clients, and 0 of those drawn .* lower train.batch_size",
+    ),
     "a weight of each client's own": (
         "algorithm={name: fedamp, alpha: 0.9}; participation=1",
         "own model would have the weight -3.5 in its attention over 6 clients",

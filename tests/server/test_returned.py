@@ -83,6 +83,30 @@ def test_a_metric_with_a_name_of_its_own_is_recorded(monkeypatch) -> None:
     assert result.summary["loss"] == 78.0
 
 
+class InPlace(FedAvg):
+    def round(self, state, cohort, fed):
+        outcome = super().round(state, cohort, fed)
+        for leaf in state.bank.params.values():
+            leaf.mul_(0.9)
+        return outcome
+
+
+class InPlaceAtDeploy(FedAvg):
+    def deploy(self, state, clients, fed):
+        next(iter(state.bank.params.values())).zero_()
+        return super().deploy(state, clients, fed)
+
+
+@pytest.mark.parametrize(("method", "name"), [(InPlace(), "round"), (InPlaceAtDeploy(), "deploy")])
+def test_a_method_that_changes_its_state_in_place_is_refused_by_its_name(method, name) -> None:
+    message = (
+        rf"^{type(method).__name__}.{name} must not change the state that it is given, and has "
+        r"changed state.bank.params.layers.\S+ in place; compute a new tensor"
+    )
+    with pytest.raises(ExperimentError, match=message):
+        flray.run(TINY, algorithm=method, rounds=2)
+
+
 class Still(FedAvg):
     def gradient(self, grad, w, batch, w0, memo):
         return {name: w[name] - w0[name] for name in w}
@@ -107,6 +131,18 @@ class Partial(FedAvg):
         return dict(list(grad(w, batch).items())[1:])
 
 
+class PartialByStart(FedAvg):
+    """Leaves out what starts at other values than 0, as all weights do."""
+
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: g for name, g in grad(w, batch).items() if not w0[name].any()}
+
+
+class PartlyNone(FedAvg):
+    def gradient(self, grad, w, batch, w0, memo):
+        return {name: g if name.endswith("weight") else None for name, g in grad(w, batch).items()}
+
+
 NOTHING = "must return a dict of tensors by parameter.* got NoneType"
 TOO_LITTLE = r"must return a tensor for each parameter, .* has none for \S+;"
 
@@ -119,6 +155,17 @@ def test_a_hook_that_returns_too_little_is_refused_by_its_name(
 ) -> None:
     monkeypatch.setattr(method.gradient, mark, True, raising=False)
     with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {message}"):
+        flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorized", "lightning"])
+@pytest.mark.parametrize("method", [PartialByStart, PartlyNone])
+def test_a_parameter_left_out_by_its_value_or_as_none_is_refused_by_its_name(
+    engine, method, monkeypatch
+) -> None:
+    mark = "is_affine" if engine == "vectorized" else "unmarked"
+    monkeypatch.setattr(method.gradient, mark, True, raising=False)
+    with pytest.raises(ExperimentError, match=f"^{method.__name__}.gradient {TOO_LITTLE}"):
         flray.run(TINY, algorithm=method(), rounds=1, execution={"engine": engine})
 
 

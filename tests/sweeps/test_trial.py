@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
+import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.flhc import Flhc, FlhcState
@@ -34,7 +36,7 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import TINY, Result, run_experiment, run_written_once, sha
+from scenarios import GPU_FULL, GPU_FULL_SHOWN, TINY, Result, run_experiment, run_written_once, sha
 
 pytestmark = pytest.mark.slow
 
@@ -244,16 +246,25 @@ def test_rows_that_differ_in_training_or_model_are_dealt_their_data_once(
         assert_same_run(result_of(state, tmp_path / "sweep"), alone)
 
 
-@pytest.mark.parametrize("message", ["CUDA error: lost\nCompile ...", "CUDA out of memory"])
-def test_a_row_whose_gpu_fails_is_left_to_another_process(message, tmp_path, monkeypatch) -> None:
+GPU_FAILURES = {
+    RuntimeError("CUDA error: lost\nCompile ..."): "RuntimeError: CUDA error: lost",
+    RuntimeError("CUDA out of memory"): "RuntimeError: CUDA out of memory",
+    torch.OutOfMemoryError(GPU_FULL): GPU_FULL_SHOWN,
+}
+
+
+@pytest.mark.parametrize(("error", "shown"), GPU_FAILURES.items())
+def test_a_row_whose_gpu_fails_is_left_to_another_process(
+    error, shown, tmp_path, monkeypatch
+) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError(message)
+        raise error
 
     space = space_of({"rounds": 2}, {"train.lr": [0.1]})
     (row,), context = expand(space), context_of(space, tmp_path / "sweep")
     with monkeypatch.context() as patched:
         patched.setattr(FedAvg, "round", fail)
-        with pytest.raises(GpuFault, match=message.split("\n")[0]):
+        with pytest.raises(GpuFault, match=f"^{re.escape(shown)}$"):
             run_row(row, context)
     assert read_row(tmp_path / "sweep", row.number).status == "unfinished"
     assert run_row(row, context).error is None
