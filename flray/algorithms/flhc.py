@@ -5,7 +5,7 @@ training on non-IID data. IJCNN 2020, arXiv 2004.11791. Algorithm 1.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
-from flray.clustering import PARTITIONS
+from flray.clustering import PartitionStage
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
@@ -26,6 +26,8 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, layers_of, leaves_of_layers
 from flray.values import require_at_least
 
+CohortSize = Literal["of_all", "of_cluster", "joint"]
+
 
 @dataclass(frozen=True)
 class UpdateClustering(Pipeline):
@@ -34,9 +36,7 @@ class UpdateClustering(Pipeline):
     Signature: the update Δ; distance: L2; partition: Ward linkage up to the threshold 3.0.
     """
 
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: Hierarchical(threshold=3.0)
-    )
+    partition: PartitionStage = field(default_factory=lambda: Hierarchical(threshold=3.0))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Flhc:
     # Clients that train in a round. of_all: of each cluster as many as the share ρ of all clients,
     # at most the whole cluster; of_cluster: the share ρ of each cluster; joint: the share ρ of all
     # clients, drawn whatever their clusters
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "of_all"
+    cohort_size: CohortSize = "of_all"
     # Start each cluster from the weighted mean of the models that its members trained for the
     # clustering. false: from the joint model
     keep_pass: bool = False

@@ -8,14 +8,13 @@ Statistics are standardised before k-means, and the proximal term acts after the
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
 
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
-from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
+from flray.clustering import EmbedStage, PartitionStage, SignatureStage
 from flray.clustering.embeds import Standardise
 from flray.clustering.partitions import KMeans
 from flray.clustering.pipeline import Clustering, Pipeline
@@ -35,11 +34,9 @@ from flray.values import require_at_least
 class StatisticsClustering(Pipeline):
     """α: statistics of latents, standardised, L2, k-means with K = 10."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Statistics)
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=Standardise)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: KMeans(number=10)
-    )
+    signature: SignatureStage = field(default_factory=Statistics)
+    embed: EmbedStage = field(default_factory=Standardise)
+    partition: PartitionStage = field(default_factory=lambda: KMeans(number=10))
 
 
 @dataclass(frozen=True)
