@@ -195,20 +195,15 @@ def _partition_scores(labels: bytes, groups: bytes) -> dict[str, float]:
     from sklearn import metrics  # seconds to import, and seldom needed
 
     counts = metrics.cluster.contingency_matrix(planted, clusters)  # (groups, clusters)
-    both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
-    unlike = _pairs(np.array([len(clusters)])) - like
+    # Pairs of unlike and like clients, each of them apart and in one cluster
+    (apart, wrong), (missed, found) = metrics.pair_confusion_matrix(planted, clusters).tolist()
     return {
         ARI: float(metrics.adjusted_rand_score(planted, clusters)),
         NMI: float(metrics.normalized_mutual_info_score(planted, clusters)),
         PURITY: float(counts.max(axis=0).sum() / len(clusters)),
-        "false_positives": (together - both) / max(unlike, 1),
-        "false_negatives": (like - both) / max(like, 1),
+        "false_positives": wrong / max(apart + wrong, 1),
+        "false_negatives": missed / max(missed + found, 1),
     }
-
-
-def _pairs(counts: Ids) -> int:
-    """Pairs within sets of these sizes."""
-    return int((counts * (counts - 1) // 2).sum())
 
 
 def rounds_to_target(
