@@ -82,9 +82,7 @@ class KMeans:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(self, number=1, n_init=1)
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch must be >= 1 or null, got {self.batch}")
+        require_at_least(self, number=1, n_init=1, batch=1)
 
     def __call__(self, related: Related) -> Partition:
         related.points.one_each("kmeans")

@@ -22,6 +22,7 @@ from flray.models.bank import (
     leaves_of_layers,
     num_bytes,
 )
+from flray.values import require_at_least
 
 HELD_BYTES = 2**30  # models that are held at a time where clients send sketches
 
@@ -42,8 +43,7 @@ class Update:
     layers: Layers = "all"  # Layers that are sent and compared: all, first, last, or their names
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"epochs must be >= 1 or null, got {self.epochs}")
+        require_at_least(self, epochs=1)
 
     def require(self, fed: Federation) -> None:
         """Refuse an experiment whose model does not have the layers."""
