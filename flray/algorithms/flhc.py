@@ -76,9 +76,6 @@ class Flhc:
     A first clustering alone, the default, is the paper's:
 
         algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
-
-    >>> Flhc().clustering.partition.linkage, Flhc().clustering.partition.threshold
-    ('ward', 3.0)
     """
 
     rounds_before: int = 10  # Rounds n of FedAvg before the clustering
@@ -158,7 +155,11 @@ class Flhc:
         state = replace(state, bank=bank, watch=watch)
         clusterings: tuple[Clustering, ...] = ()
         if not is_joint:
-            state, clusterings = self._clustered_again(state, fed)
+            anchor = state.bank if state.joint is None else state.joint
+            if (now := self.recluster.again(self, state, anchor, fed)) is not None:
+                means = now.points.means_of_clusters(now.labels)
+                state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
+                clusterings = (now.clustering,)
             state = self._place(state, unplaced(state.labels, fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
 
@@ -181,24 +182,11 @@ class Flhc:
         deltas = clustering.signatures  # l. 7-9: Δw^k of every client that was clustered
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
-        if not self.recluster.is_once:
-            state = replace(state, watch=self.recluster.after_first(memory, fed))
-        elif len(clustering.clients) == fed.num_clients:
+        watch = self.recluster.after_first(memory, fed)
+        if watch is None and len(clustering.clients) == fed.num_clients:
             return state
-        state = replace(state, joint=bank, means=deltas.means_of_clusters(labels))
+        state = replace(state, joint=bank, means=deltas.means_of_clusters(labels), watch=watch)
         return self._place(state, fed.holdout, fed)
-
-    def _clustered_again(
-        self, state: FlhcState, fed: Federation
-    ) -> tuple[FlhcState, tuple[Clustering, ...]]:
-        """The state after a round, in which clients may be clustered again."""
-        anchor = state.bank if state.joint is None else state.joint
-        now = self.recluster.again(self, state, anchor, fed)
-        if now is None:
-            return state, ()
-        means = now.points.means_of_clusters(now.labels)
-        state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
-        return state, (now.clustering,)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""

@@ -115,7 +115,10 @@ def test_server_larger_than_a_class_is_refused(name: str) -> None:
         ),
         (lambda: ImageShift(clients=5, samples_per_client=0), "samples_per_client must be >="),
         (lambda: ImageShift(clients=5, major_classes=0), "major_classes must be >= 1"),
-        (lambda: ImageShift(clients=5, major_share=1.0), r"major_share must be in \[0, 1\), got 1.0"),
+        (
+            lambda: ImageShift(clients=5, major_share=1.0),
+            r"major_share must be in \[0, 1\), got 1.0",
+        ),
         (lambda: ImageShift(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
         (lambda: ImageShift(clients=5, max_tries=0), "max_tries must be >= 1, got 0"),
         (lambda: ByWriter(min_samples=0), "min_samples must be >= 1, got 0"),
