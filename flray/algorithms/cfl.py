@@ -72,9 +72,6 @@ class Cfl:
     they train once, not as a round, and follow the part whose mean update is nearest.
 
         algorithm: {name: cfl, rounds_before: 10, mean_norm: 0.4, max_norm: 1.6}
-
-    >>> Cfl().clustering.partition.number  # every split has two parts
-    2
     """
 
     refused_keys: ClassVar = {

@@ -49,12 +49,9 @@ class EveryFewRounds(Recluster):
 class CflGp(Flhc):
     """Clusters by remembered updates of common models, every H = 2 rounds until round T_c = 10.
 
-        algorithm:
-          name: cfl_gp
-          clustering: {embed: {number: 2}, partition: {number: 2}}
-
-    >>> CflGp().recluster.every, CflGp().recluster.until
-    (2, 10)
+    algorithm:
+      name: cfl_gp
+      clustering: {embed: {number: 2}, partition: {number: 2}}
     """
 
     rounds_before: int = 2  # Rounds of FedAvg before the first clustering

@@ -33,10 +33,7 @@ class LastLayerClustering(UpdateClustering):
 class FedClust(Flhc):
     """Clusters by last layers before the first round, then FedAvg in each of them.
 
-        algorithm: {name: fedclust, clustering: {partition: {linkage: average, threshold: 2}}}
-
-    >>> FedClust().clustering.signature.layers
-    'last'
+    algorithm: {name: fedclust, clustering: {partition: {linkage: average, threshold: 2}}}
     """
 
     rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper

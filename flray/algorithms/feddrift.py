@@ -66,9 +66,6 @@ class FedDrift:
     return.
 
         algorithm: {name: feddrift, delta: 0.5, every: 5}
-
-    >>> FedDrift().eager
-    False
     """
 
     refused_keys: ClassVar = {

@@ -63,12 +63,9 @@ class Migration(Recluster):
 class FlexCfl(Flhc):
     """Groups by decomposed cosine similarity, then FedAvg in groups, which may attract each other.
 
-        algorithm:
-          name: flexcfl
-          clustering: {embed: {number: 4}, partition: {number: 4}}
-
-    >>> FlexCfl().clustering.embed.number, FlexCfl().clustering.partition.number
-    (3, 3)
+    algorithm:
+      name: flexcfl
+      clustering: {embed: {number: 4}, partition: {number: 4}}
     """
 
     rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper

@@ -62,9 +62,6 @@ class FlisHc:
     `recluster` clients are clustered again, by predictions after training the initial model again.
 
         algorithm: {name: flis_hc, clustering: {partition: {threshold: 0.5}}}
-
-    >>> FlisHc().clustering.partition.threshold  # 1 - β
-    0.7
     """
 
     # How clients are clustered before round 1

@@ -52,9 +52,6 @@ class Ifca:
     times and keep the best, as the paper does, run several seeds.
 
         algorithm: {name: ifca, number: 3, choose_by: validation}
-
-    >>> Ifca().number, Ifca().choose_by
-    (2, 'train')
     """
 
     refused_keys: ClassVar = {"recluster": "clients choose among the models again in every round"}

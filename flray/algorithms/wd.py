@@ -28,10 +28,7 @@ class DifferenceClustering(StatisticsClustering):
 class Wd(Repa):
     """REPA whose clients are clustered by their updates instead of statistics of their data.
 
-        algorithm: {name: wd, rounds_before: 5, clustering: {partition: {number: 4}}}
-
-    >>> type(Wd().clustering.signature).__name__
-    'Update'
+    algorithm: {name: wd, rounds_before: 5, clustering: {partition: {number: 4}}}
     """
 
     clustering: DifferenceClustering = field(default_factory=DifferenceClustering)

@@ -23,9 +23,6 @@ class Metadata:
     without training or labels.
 
         signature: {name: metadata, file: hospitals.csv, client: hospital, columns: [beds, region]}
-
-    >>> Metadata().file is None  # the groups
-    True
     """
 
     # CSV or Parquet file with a row for each client, at a path or URL. None: the groups of clients

@@ -34,9 +34,6 @@ class Update:
     One vector per client, (m, p) for p parameters of the chosen layers, without statistics of
     BatchNorm. Every client is sent its model and returns these layers of the trained one, which is
     not kept.
-
-    >>> Update(epochs=2).epochs
-    2
     """
 
     epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
