@@ -135,9 +135,7 @@ class Flhc:
         # l. 14, 19-20: m <- max(α K, 1) clients of each cluster; α is our `participation` ρ, K the
         # number of clients that may train. None: max(ρ |cluster|, 1) clients of each cluster.
         if self.cohort_size == "joint":
-            waiting = unplaced(state.labels, fed.clients)
-            placed = np.setdiff1d(fed.clients, waiting) if len(waiting) else fed.clients
-            return Cohort(t, fed.sample(t, placed))
+            return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
         size = fed.cohort_size if self.cohort_size == "of_all" else None
         return Cohort(t, fed.sample_clusters(t, state.labels, size))
 
