@@ -64,14 +64,14 @@ class FedAmp:
         """(K, K) ξ from squared distances (K, K); rows sum to 1."""
         xi: NDArray[np.float64] = self.alpha * np.exp(-squared / self.sigma) / self.sigma
         np.fill_diagonal(xi, 0.0)
-        own = 1 - xi.sum(1)
-        if len(own) and own.min() < 0:
+        xi_kk = 1 - xi.sum(1)
+        if len(xi_kk) and xi_kk.min() < 0:
             raise ExperimentError(
-                f"fedamp: a client's own model would have the weight {own.min():.3g} in its "
-                f"attention over {len(own)} clients; lower algorithm.alpha or raise "
+                f"fedamp: a client's own model would have the weight {xi_kk.min():.3g} in its "
+                f"attention over {len(xi_kk)} clients; lower algorithm.alpha or raise "
                 "algorithm.sigma"
             )
-        return xi + np.diag(own)
+        return xi + np.diag(xi_kk)
 
     @affine
     def gradient(

@@ -157,9 +157,9 @@ class Repa:
         new, _ = self.clustering.observe(former, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
-        known = state.known.of(np.flatnonzero(state.labels >= 0))
-        clusters, position = np.unique(state.labels[known.clients], return_inverse=True)
-        return new.clients, clusters[self.clustering.place(known, position, new, fed.seed)]
+        placed = state.known.of(np.flatnonzero(state.labels >= 0))
+        clusters, position = np.unique(state.labels[placed.clients], return_inverse=True)
+        return new.clients, clusters[self.clustering.place(placed, position, new, fed.seed)]
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
         return place(state, clients, lambda new: self.nearest_clusters(state, new, fed))

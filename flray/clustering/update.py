@@ -157,8 +157,8 @@ def sketched_models(
     length = max(fed.block, HELD_BYTES // bank.bytes_per_model)
     clients, sketches = [cohort.clients[:0]], [nobody["sketch"]]
     for first in range(0, len(cohort.clients), length):
-        some = Cohort(cohort.t, cohort.clients[first : first + length])
-        trained = probe(fed, bank, some, epochs, sent)
+        part = Cohort(cohort.t, cohort.clients[first : first + length])
+        trained = probe(fed, bank, part, epochs, sent)
         positions = np.arange(len(trained.clients))
         clients.append(trained.clients)
         sketches.append(trained.models.answers(positions, question, nobody)["sketch"])

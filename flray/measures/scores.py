@@ -140,13 +140,15 @@ def sampling_errors(scores: ClientScores, num_asked: int, num_clients: int) -> d
     """
     errors = {}
     for score, values in scores.values.items():
-        known = values[~np.isnan(values)]
+        defined = values[~np.isnan(values)]
         if num_asked == num_clients:
             error = 0.0
-        elif len(known) < 2:
+        elif len(defined) < 2:
             error = np.nan
         else:
-            error = float(np.sqrt((1 - num_asked / num_clients) * known.var(ddof=1) / len(known)))
+            error = float(
+                np.sqrt((1 - num_asked / num_clients) * defined.var(ddof=1) / len(defined))
+            )
         errors[f"{score.name}_{SE_SAMPLE}"] = error
     return errors
 
@@ -196,13 +198,13 @@ def _partition_scores(labels: bytes, groups: bytes) -> dict[str, float]:
 
     counts = metrics.cluster.contingency_matrix(planted, clusters)  # (groups, clusters)
     # Pairs of unlike and like clients, each of them apart and in one cluster
-    (apart, wrong), (missed, found) = metrics.pair_confusion_matrix(planted, clusters).tolist()
+    (apart, wrong), (missed, right) = metrics.pair_confusion_matrix(planted, clusters).tolist()
     return {
         ARI: float(metrics.adjusted_rand_score(planted, clusters)),
         NMI: float(metrics.normalized_mutual_info_score(planted, clusters)),
         PURITY: float(counts.max(axis=0).sum() / len(clusters)),
         "false_positives": wrong / max(apart + wrong, 1),
-        "false_negatives": missed / max(missed + found, 1),
+        "false_negatives": missed / max(missed + right, 1),
     }
 
 
