@@ -93,7 +93,8 @@ def require_at_least(component: object, **least: float) -> None:
     for name, smallest in least.items():
         value = getattr(component, name)
         if isinstance(value, int | float) and not value >= smallest:
-            raise ValueError(f"{name} must be >= {smallest}, got {value}")
+            or_null = " or null" if getattr(type(component), name, value) is None else ""
+            raise ValueError(f"{name} must be >= {smallest}{or_null}, got {value}")
 
 
 def require_above_zero(component: object, *names: str) -> None:
@@ -107,6 +108,19 @@ def require_above_zero(component: object, *names: str) -> None:
     for name in names:
         if not getattr(component, name) > 0:
             raise ValueError(f"{name} must be > 0, got {getattr(component, name)}")
+
+
+def require_share(component: object, *names: str) -> None:
+    """Refuse fields of a component that are not in [0, 1).
+
+    >>> from types import SimpleNamespace
+    >>> require_share(SimpleNamespace(validation=2.0), "validation")
+    Traceback (most recent call last):
+    ValueError: validation must be in [0, 1), got 2.0
+    """
+    for name in names:
+        if not 0 <= getattr(component, name) < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {getattr(component, name)}")
 
 
 def require_sizes(**sizes: int | Sequence[int]) -> None:

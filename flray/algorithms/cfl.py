@@ -9,14 +9,14 @@ all indices are client ids, the mean is weighted by n_i and only updates of the 
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import place, unplaced
-from flray.clustering import DISTANCES, PARTITIONS
+from flray.clustering import DistanceStage, PartitionStage
 from flray.clustering.distances import Cosine
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
@@ -35,8 +35,8 @@ from flray.values import Unbounded, require_at_least
 class Bipartition(Pipeline):
     """1 - cos of updates, complete linkage, two parts."""
 
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Cosine)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
+    distance: DistanceStage = field(default_factory=Cosine)
+    partition: PartitionStage = field(
         default_factory=lambda: Hierarchical(linkage="complete", number=2)
     )
 
@@ -72,9 +72,6 @@ class Cfl:
     they train once, not as a round, and follow the part whose mean update is nearest.
 
         algorithm: {name: cfl, rounds_before: 10, mean_norm: 0.4, max_norm: 1.6}
-
-    >>> Cfl().clustering.partition.number  # every split has two parts
-    2
     """
 
     refused_keys: ClassVar = {

@@ -18,11 +18,10 @@ nearest mean.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
 
-from flray.algorithms.flhc import Flhc, UpdateClustering
+from flray.algorithms.flhc import CohortSize, Flhc, UpdateClustering
 from flray.algorithms.recluster import Recluster, When
-from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
+from flray.clustering import EmbedStage, PartitionStage, SignatureStage
 from flray.clustering.embeds import SvdDirections
 from flray.clustering.gradient_memory import GradientMemory
 from flray.clustering.partitions import KMeans
@@ -32,15 +31,9 @@ from flray.clustering.partitions import KMeans
 class GradientClustering(UpdateClustering):
     """Remembered updates after an epoch, K = 4 singular components, k-means with K = 4."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(
-        default_factory=lambda: GradientMemory(epochs=1)
-    )
-    embed: Annotated[Any, "embed", EMBEDS] = field(
-        default_factory=lambda: SvdDirections(number=4, unit=False)
-    )
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: KMeans(number=4)
-    )
+    signature: SignatureStage = field(default_factory=lambda: GradientMemory(epochs=1))
+    embed: EmbedStage = field(default_factory=lambda: SvdDirections(number=4, unit=False))
+    partition: PartitionStage = field(default_factory=lambda: KMeans(number=4))
 
 
 @dataclass(frozen=True)
@@ -56,18 +49,15 @@ class EveryFewRounds(Recluster):
 class CflGp(Flhc):
     """Clusters by remembered updates of common models, every H = 2 rounds until round T_c = 10.
 
-        algorithm:
-          name: cfl_gp
-          clustering: {embed: {number: 2}, partition: {number: 2}}
-
-    >>> CflGp().recluster.every, CflGp().recluster.until
-    (2, 10)
+    algorithm:
+      name: cfl_gp
+      clustering: {embed: {number: 2}, partition: {number: 2}}
     """
 
     rounds_before: int = 2  # Rounds of FedAvg before the first clustering
     # How clients are clustered; `embed.number` and `partition.number` are K, `signature.weight` β
     clustering: GradientClustering = field(default_factory=GradientClustering)
     # Clients that train in a round, as for flhc; in the paper all do
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"
+    cohort_size: CohortSize = "joint"
     # When clients are clustered again: `every` is H, `until` is T_c
     recluster: EveryFewRounds = field(default_factory=EveryFewRounds)

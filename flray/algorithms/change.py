@@ -53,9 +53,7 @@ class Dynamic:
     floor: float = 0.1  # Smallest loss or norm to compare with: near 0 any noise would be a jump
 
     def __post_init__(self) -> None:
-        require_at_least(self, more_than=0, floor=0)
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every must be >= 1 or null, got {self.every}")
+        require_at_least(self, more_than=0, floor=0, every=1)
         if not self.jump > 1:
             raise ValueError(f"jump must be > 1, got {self.jump}")
 

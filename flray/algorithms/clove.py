@@ -57,7 +57,6 @@ class Clove:
     number: int = 2  # Number of models
     # Number of clusters K, at most the number of models. auto: the best silhouette of a Ward tree
     clusters: int | Literal["auto"] | None = None
-    is_rooted: bool = False  # Compare square roots of losses
     settle_after: int = 3  # Rounds in which clients must keep their models. 0: never settle
 
     gradient = staticmethod(plain_gradient)
@@ -114,8 +113,7 @@ class Clove:
         """(m,) clients that answered and have examples, and (m, K) their losses of all models."""
         judgement = fed.judge(bank, Cohort(fed.t, clients), "train")
         answered = judgement.best >= 0
-        losses = judgement.loss[answered]
-        return judgement.clients[answered], np.sqrt(losses) if self.is_rooted else losses
+        return judgement.clients[answered], judgement.loss[answered]
 
     def _count(self, bank: ModelBank, num_asked: int, num_answers: int, fed: Federation) -> None:
         """Count models sent to each client asked, beside the one it trains, and losses received."""
@@ -133,20 +131,17 @@ class Clove:
         points = Points.vectors(clients, torch.from_numpy(losses))
         distance = L2()(points)  # refuses losses that are not finite
         labels = self._labels(losses, fed.generator("clove", cohort.t))
-        model_of_cluster = match(labels, losses)
-        rows = model_of_cluster[labels]
+        rows = match(labels, losses)[labels]
         chosen, unchanged = state.chosen.copy(), state.unchanged.copy()
         unchanged[clients] = np.where(chosen[clients] == rows, unchanged[clients] + 1, 1)
         chosen[clients] = rows
-        order = np.argsort(model_of_cluster)
-        means = points.cluster_means(labels)[torch.from_numpy(order)]
         state = replace(
             state,
             chosen=chosen,
             unchanged=unchanged,
             is_settled=bool(self.settle_after) and unchanged[clients].min() >= self.settle_after,
             judged=state.bank,
-            centres=Points.vectors(model_of_cluster[order], means),
+            centres=points.means_of_clusters(chosen),
         )
         clustering = Clustering(clients, points, distance, None, Partition(labels))
         return state, (clustering,)

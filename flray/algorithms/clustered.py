@@ -70,8 +70,8 @@ def mix_clusters(
         labels: (M,) the cluster of each client; -1: none.
         bank: the models before the round, whose shared leaves are equal in all rows.
     """
-    own = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n not in shared})
-    mixed = fed.mix(Relation.of_clusters(labels), trained, own)
+    separate = replace(bank, params={n: v for n, v in bank.params.items() if n not in shared})
+    mixed = fed.mix(Relation.of_clusters(labels), trained, separate)
     if not shared:
         return mixed
     common = replace(bank, params={n: leaf for n, leaf in bank.params.items() if n in shared})

@@ -103,9 +103,9 @@ class FedAla:
         return direction
 
     def round(self, state: FedAlaState, cohort: Cohort, fed: Federation) -> Outcome[FedAlaState]:
-        known = np.intersect1d(cohort.clients, state.models.clients)
-        if len(known) and state.weights.default and self.weight_lr:
-            state = replace(state, weights=self._learned(state, known, fed))
+        trained_before = np.intersect1d(cohort.clients, state.models.clients)
+        if len(trained_before) and state.weights.default and self.weight_lr:
+            state = replace(state, weights=self._learned(state, trained_before, fed))
         start = self.deploy(state, cohort.clients, fed)
         trained = fed.train(start, cohort, self.gradient)
         fed.count_models(state.bank, cohort, trained)

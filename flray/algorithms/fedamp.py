@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
 
 from flray.algorithms.algorithm import Outcome
 from flray.data.dataset import Ids
@@ -16,7 +17,7 @@ from flray.engines.affine import affine
 from flray.engines.training import LocalBatch, LossGradient
 from flray.errors import ExperimentError
 from flray.execution.federation import Cohort, Federation
-from flray.models.bank import SUMMED, ModelBank, Params, flat_rows, num_bytes
+from flray.models.bank import SUMMED, ModelBank, Params, flat_rows
 from flray.models.client_table import ClientTable
 from flray.values import require_above_zero, require_at_least
 
@@ -63,14 +64,14 @@ class FedAmp:
         """(K, K) ξ from squared distances (K, K); rows sum to 1."""
         xi: NDArray[np.float64] = self.alpha * np.exp(-squared / self.sigma) / self.sigma
         np.fill_diagonal(xi, 0.0)
-        own = 1 - xi.sum(1)
-        if len(own) and own.min() < 0:
+        xi_kk = 1 - xi.sum(1)
+        if len(xi_kk) and xi_kk.min() < 0:
             raise ExperimentError(
-                f"fedamp: a client's own model would have the weight {own.min():.3g} in its "
-                f"attention over {len(own)} clients; lower algorithm.alpha or raise "
+                f"fedamp: a client's own model would have the weight {xi_kk.min():.3g} in its "
+                f"attention over {len(xi_kk)} clients; lower algorithm.alpha or raise "
                 "algorithm.sigma"
             )
-        return xi + np.diag(own)
+        return xi + np.diag(xi_kk)
 
     @affine
     def gradient(
@@ -86,10 +87,9 @@ class FedAmp:
         xi = self.attention(_squared_distances(w))
         u = ModelBank(w, np.arange(len(xi))).combined(xi, np.arange(len(xi))).params  # Σ_j ξ_kj w_j
         memo = {f"u/{name}": leaf for name, leaf in u.items()}
-        trained = fed.train(state.models.bank(cohort.clients), cohort, self.gradient, memo)
-        size = num_bytes(fed.initial, 1)
-        down, up = len(cohort.clients), len(trained.clients)
-        fed.meter.count_transfer("model", down=down * size, up=up * size)  # u_k down, w_k up
+        before = state.models.bank(cohort.clients)
+        trained = fed.train(before, cohort, self.gradient, memo)
+        fed.count_models(before, cohort, trained)  # u_k down, w_k up
         models = state.models.updated(trained.clients, trained.params)
         return Outcome(FedAmpState(models), trained.metrics())
 
@@ -105,6 +105,4 @@ def _squared_distances(w: Params) -> NDArray[np.float64]:
     """(K, K) squared L2 distances of stacked models: of parts of them, summed up in float64."""
     parts = [part for leaf in w.values() for part in torch.split(flat_rows(leaf), SUMMED, 1)]
     of_pairs = torch.stack([torch.pdist(part) for part in parts]).double().square_().sum(0)
-    squared = np.zeros((len(parts[0]), len(parts[0])))
-    squared[np.triu_indices(len(squared), 1)] = of_pairs.cpu().numpy()
-    return squared + squared.T
+    return np.asarray(squareform(of_pairs.cpu().numpy()))

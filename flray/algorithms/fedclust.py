@@ -12,10 +12,9 @@ cluster whose mean last layer is nearest. No code of the authors was found.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
 
-from flray.algorithms.flhc import Flhc, UpdateClustering
-from flray.clustering import PARTITIONS, SIGNATURES
+from flray.algorithms.flhc import CohortSize, Flhc, UpdateClustering
+from flray.clustering import PartitionStage, SignatureStage
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.update import Weights
 
@@ -24,10 +23,8 @@ from flray.clustering.update import Weights
 class LastLayerClustering(UpdateClustering):
     """Last layers w_i^L after training from w0, L2 distances, average linkage until λ = 1."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(
-        default_factory=lambda: Weights(layers="last")
-    )
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
+    signature: SignatureStage = field(default_factory=lambda: Weights(layers="last"))
+    partition: PartitionStage = field(
         default_factory=lambda: Hierarchical(linkage="average", threshold=1.0)
     )
 
@@ -36,14 +33,11 @@ class LastLayerClustering(UpdateClustering):
 class FedClust(Flhc):
     """Clusters by last layers before the first round, then FedAvg in each of them.
 
-        algorithm: {name: fedclust, clustering: {partition: {linkage: average, threshold: 2}}}
-
-    >>> FedClust().clustering.signature.layers
-    'last'
+    algorithm: {name: fedclust, clustering: {partition: {linkage: average, threshold: 2}}}
     """
 
     rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper
     # How clients are clustered; `partition.threshold` is λ
     clustering: LastLayerClustering = field(default_factory=LastLayerClustering)
     # Clients that train in a round, as for flhc; the paper draws them whatever their clusters
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"
+    cohort_size: CohortSize = "joint"

@@ -66,9 +66,6 @@ class FedDrift:
     return.
 
         algorithm: {name: feddrift, delta: 0.5, every: 5}
-
-    >>> FedDrift().eager
-    False
     """
 
     refused_keys: ClassVar = {
@@ -199,7 +196,9 @@ class FedDrift:
         target = merges(D, used, bank.num_rows, self.delta)
         rounds, models = self._former(state, fed)
         before = FedDriftState(bank, labels, loss, rounds, models)
-        bank = merged(bank, num_examples(before, fed), target)
+        # By all data that present clients train a model on
+        examples = strengths(before, fed)[:, fed.clients] @ fed.weights(fed.clients)
+        bank = merged(bank, examples, target)
         labels = np.where(labels >= 0, target[labels], -1)
         models = np.where(models >= 0, target[models], -1)
         born = clients[is_alarmed]
@@ -266,12 +265,6 @@ def merges(distance: Matrix, used: Ids, num_models: int, delta: float) -> Ids:
         first = np.array([used[labels == label][0] for label in labels])
         target[used] = first
     return by_smallest_member(target)
-
-
-def num_examples(state: FedDriftState, fed: Federation) -> NDArray[np.float64]:
-    """(U,) the weight of the clients that are there in each model, by all data it trains on."""
-    there = fed.clients
-    return strengths(state, fed)[:, there] @ fed.weights(there)
 
 
 def merged(bank: ModelBank, examples: NDArray[np.float64], target: Ids) -> ModelBank:

@@ -71,23 +71,23 @@ class FedEm:
 
     def init(self, fed: Federation) -> Outcome[FedEmState]:
         bank = replace(fed.initial_bank(), params=fed.initial_models(self.number))
-        known = 1.0 if self.number == 1 else 0.0
-        return Outcome(FedEmState(bank, np.full((fed.num_clients, self.number), known)))
+        share = 1.0 if self.number == 1 else 0.0
+        return Outcome(FedEmState(bank, np.full((fed.num_clients, self.number), share)))
 
     def cohort(self, state: FedEmState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
 
-    def log_likelihoods(self, state: FedEmState, own: ClientLosses) -> Shares:
+    def log_likelihoods(self, state: FedEmState, answer: ClientLosses) -> Shares:
         """(n, K) log p(y | x, θ_k) of a client's examples, up to a constant of the example."""
-        return -own.loss
+        return -answer.loss
 
     def round(self, state: FedEmState, cohort: Cohort, fed: Federation) -> Outcome[FedEmState]:
         answers = fed.example_losses(state.bank, cohort)
         asked, prior = replace(cohort, clients=np.array(list(answers), np.int64)), _prior(state)
         # Alg. 1, E step: q_ijk ∝ π_ik exp(-l(x_j; θ_k))
         q = {
-            i: responsibilities(prior[i], self.log_likelihoods(state, own))
-            for i, own in answers.items()
+            i: responsibilities(prior[i], self.log_likelihoods(state, answer))
+            for i, answer in answers.items()
         }
         rows, losses = [], []
         for k in range(self.number):
@@ -124,8 +124,8 @@ class FedEm:
         new = there[~state.shares[there].any(1)]
         if len(new):
             fed.count_placing(state.bank, new)
-            for i, own in fed.example_losses(state.bank, Cohort(fed.t, new)).items():
-                log_p = self.log_likelihoods(state, own)
+            for i, answer in fed.example_losses(state.bank, Cohort(fed.t, new)).items():
+                log_p = self.log_likelihoods(state, answer)
                 for _ in range(PLACING_STEPS if len(log_p) else 0):
                     shares[i] = responsibilities(shares[i], log_p).mean(0)
         return MixtureBank.of(state.bank.params, shares)

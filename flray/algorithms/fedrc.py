@@ -58,15 +58,15 @@ class FedRc(FedEm):
         sums = np.zeros((fed.num_clients, 0, self.number))
         return Outcome(FedRcState(state.bank, state.shares, sums))
 
-    def log_likelihoods(self, state: FedEmState, own: ClientLosses) -> Shares:
+    def log_likelihoods(self, state: FedEmState, answer: ClientLosses) -> Shares:
         assert isinstance(state, FedRcState)  # by `init`
         if not self.label_prior or not state.label_sums.any():
-            return -own.loss
+            return -answer.loss
         # Alg. 1: γ_ijk ∝ ω_ik exp(-l(x_j; θ_k)) / C_yk
-        c = np.full((1 + max(own.labels, default=0), self.number), SMALLEST)
+        c = np.full((1 + max(answer.labels, default=0), self.number), SMALLEST)
         shares = label_shares(state.label_sums)[: len(c)]
         c[: len(shares)] = np.maximum(shares, SMALLEST)
-        log_p: Shares = -own.loss - np.log(c[own.labels])
+        log_p: Shares = -answer.loss - np.log(c[answer.labels])
         return log_p
 
     def heard(
@@ -83,13 +83,13 @@ class FedRc(FedEm):
         # Alg. 1: the sums of which C is made, of every client's last E step
         labels = [
             state.label_sums.shape[1],
-            *(max(own.labels, default=-1) + 1 for own in answers.values()),
+            *(max(answer.labels, default=-1) + 1 for answer in answers.values()),
         ]
         sums = np.zeros((len(state.shares), max(labels), self.number))
         sums[:, : labels[0]] = state.label_sums
-        for i, own in answers.items():
+        for i, answer in answers.items():
             sums[i] = 0
-            np.add.at(sums[i], own.labels, q[i])
+            np.add.at(sums[i], answer.labels, q[i])
         fed.meter.count_transfer("label_sums", up=len(answers) * sums[0].size * NUMBER_BYTES)
         return replace(state, label_sums=sums)
 

@@ -7,7 +7,6 @@ Deviates from Xie: all layers are compared (`space: last_layer` is nearer to the
 round ends with one run of k-means until it stands still, not with one step.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flray.algorithms.algorithm import Outcome
+from flray.client.embedding import fitted_k_means
 from flray.clustering.checks import require_finite
 from flray.clustering.distances import L2
 from flray.clustering.pipeline import Clustering, nearest_cluster
 from flray.clustering.points import Partition, Points, by_smallest_member
 from flray.clustering.update import flatten
-from flray.cores import thread_pools
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.execution.federation import Cohort, Federation
@@ -144,16 +143,9 @@ class FedSem:
 
     def _first_clusters(self, vectors: Tensor, origin: Tensor, seed: int) -> tuple[Ids, Tensor]:
         """Labels and centres of the best of `first_starts` random starts."""
-        from sklearn.cluster import KMeans  # seconds to import, and seldom needed
-        from sklearn.exceptions import ConvergenceWarning
-
         moved = vectors - origin
         number = min(self.number, len(moved))
-        kmeans = KMeans(number, n_init=self.first_starts, random_state=seed)
-        # Threads add up their parts in whatever order they end: the last bits would vary.
-        with thread_pools().limit(limits=1), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct models than K
-            assigned = kmeans.fit_predict(coordinates(moved))
+        assigned = fitted_k_means(coordinates(moved), number, self.first_starts, seed).labels_
         is_member = torch.eye(number).to(moved)[torch.from_numpy(assigned)]  # (m, K)
         counts = is_member.sum(0)[:, None].clamp(min=1)  # a centre without members is at `origin`
         return assigned, is_member.T @ moved / counts + origin

@@ -136,23 +136,21 @@ class FedSoft:
 
     def _estimated(self, state: FedSoftState, clients: Ids, fed: Federation) -> FedSoftState:
         """The state after these clients have estimated their importances."""
-        shares = state.shares.copy()
-        if self.number == 1:
-            shares[clients] = 1.0
-            return replace(state, shares=shares)
-        if len(clients):
+        if len(clients) and self.number > 1:
             down = len(clients) * self.number * state.bank.bytes_per_model
             up = len(clients) * self.number * NUMBER_BYTES
             fed.meter.count_transfer("importance", down=down, up=up)
-            shares = self._importances(state, clients, fed)
-        return replace(state, shares=shares)
+        return replace(state, shares=self._importances(state, clients, fed))
 
     def _importances(self, state: FedSoftState, clients: Ids, fed: Federation) -> Shares:
         """(M, K) u, anew of these clients. u_ik is the share of examples that θ_k fits best"""
         shares = state.shares.copy()
-        for i, own in fed.example_losses(state.bank, Cohort(fed.t, clients)).items():
-            counts = np.bincount(own.loss.argmin(1), minlength=self.number)
-            u = np.maximum(counts / max(len(own.loss), 1), self.smallest)
+        if not len(clients) or self.number == 1:
+            shares[clients] = 1.0
+            return shares
+        for i, answer in fed.example_losses(state.bank, Cohort(fed.t, clients)).items():
+            counts = np.bincount(answer.loss.argmin(1), minlength=self.number)
+            u = np.maximum(counts / max(len(answer.loss), 1), self.smallest)
             shares[i] = u / u.sum()
         return shares
 

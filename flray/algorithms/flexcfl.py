@@ -20,17 +20,17 @@ that reported join the group with the nearest direction (`recluster`).
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster
-from flray.algorithms.flhc import Flhc, FlhcState, UpdateClustering
+from flray.algorithms.flhc import CohortSize, Flhc, FlhcState, UpdateClustering
 from flray.algorithms.recluster import Recluster, When
 from flray.algorithms.regrouping import Then
-from flray.clustering import DISTANCES, EMBEDS, PARTITIONS
+from flray.clustering import DistanceStage, EmbedStage, PartitionStage
 from flray.clustering.distances import Cosine
 from flray.clustering.embeds import SvdDirections
 from flray.clustering.partitions import KMeans
@@ -43,11 +43,9 @@ from flray.values import require_at_least
 class DirectionClustering(UpdateClustering):
     """E_i = cos(Δ_i, v_k) for K = 3 singular vectors, k-means with K = 3; newcomers by cosine."""
 
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=lambda: SvdDirections(number=3))
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Cosine)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: KMeans(number=3)
-    )
+    embed: EmbedStage = field(default_factory=lambda: SvdDirections(number=3))
+    distance: DistanceStage = field(default_factory=Cosine)
+    partition: PartitionStage = field(default_factory=lambda: KMeans(number=3))
 
 
 @dataclass(frozen=True)
@@ -65,19 +63,16 @@ class Migration(Recluster):
 class FlexCfl(Flhc):
     """Groups by decomposed cosine similarity, then FedAvg in groups, which may attract each other.
 
-        algorithm:
-          name: flexcfl
-          clustering: {embed: {number: 4}, partition: {number: 4}}
-
-    >>> FlexCfl().clustering.embed.number, FlexCfl().clustering.partition.number
-    (3, 3)
+    algorithm:
+      name: flexcfl
+      clustering: {embed: {number: 4}, partition: {number: 4}}
     """
 
     rounds_before: int = 0  # Rounds of FedAvg before the clustering; 0 in the paper
     # How founders are clustered; `embed.number` and `partition.number` are K
     clustering: DirectionClustering = field(default_factory=DirectionClustering)
     # Clients that train in a round, as for flhc; the paper draws them whatever their groups
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"
+    cohort_size: CohortSize = "joint"
     keep_pass: bool = True  # Groups start from the mean of their founders' models
     founders: int = 60  # Clients that are clustered before round 1, at most all; 20 K in the paper
     # Migration: clients whose data changed train the initial model again and change groups

@@ -5,7 +5,7 @@ training on non-IID data. IJCNN 2020, arXiv 2004.11791. Algorithm 1.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster, labels_of, mix_clusters, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
-from flray.clustering import PARTITIONS
+from flray.clustering import PartitionStage
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline, nearest_cluster
 from flray.clustering.points import Points
@@ -26,6 +26,8 @@ from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params, layers_of, leaves_of_layers
 from flray.values import require_at_least
 
+CohortSize = Literal["of_all", "of_cluster", "joint"]
+
 
 @dataclass(frozen=True)
 class UpdateClustering(Pipeline):
@@ -34,9 +36,7 @@ class UpdateClustering(Pipeline):
     Signature: the update Δ; distance: L2; partition: Ward linkage up to the threshold 3.0.
     """
 
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: Hierarchical(threshold=3.0)
-    )
+    partition: PartitionStage = field(default_factory=lambda: Hierarchical(threshold=3.0))
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,6 @@ class Flhc:
     A first clustering alone, the default, is the paper's:
 
         algorithm: {name: flhc, rounds_before: 5, clustering: {partition: {threshold: 1.5}}}
-
-    >>> Flhc().clustering.partition.linkage, Flhc().clustering.partition.threshold
-    ('ward', 3.0)
     """
 
     rounds_before: int = 10  # Rounds n of FedAvg before the clustering
@@ -87,7 +84,7 @@ class Flhc:
     # Clients that train in a round. of_all: of each cluster as many as the share ρ of all clients,
     # at most the whole cluster; of_cluster: the share ρ of each cluster; joint: the share ρ of all
     # clients, drawn whatever their clusters
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "of_all"
+    cohort_size: CohortSize = "of_all"
     # Start each cluster from the weighted mean of the models that its members trained for the
     # clustering. false: from the joint model
     keep_pass: bool = False
@@ -138,9 +135,7 @@ class Flhc:
         # l. 14, 19-20: m <- max(α K, 1) clients of each cluster; α is our `participation` ρ, K the
         # number of clients that may train. None: max(ρ |cluster|, 1) clients of each cluster.
         if self.cohort_size == "joint":
-            waiting = unplaced(state.labels, fed.clients)
-            placed = np.setdiff1d(fed.clients, waiting) if len(waiting) else fed.clients
-            return Cohort(t, fed.sample(t, placed))
+            return Cohort(t, fed.sample(t, fed.clients[state.labels[fed.clients] >= 0]))
         size = fed.cohort_size if self.cohort_size == "of_all" else None
         return Cohort(t, fed.sample_clusters(t, state.labels, size))
 
@@ -158,7 +153,11 @@ class Flhc:
         state = replace(state, bank=bank, watch=watch)
         clusterings: tuple[Clustering, ...] = ()
         if not is_joint:
-            state, clusterings = self._clustered_again(state, fed)
+            anchor = state.bank if state.joint is None else state.joint
+            if (now := self.recluster.again(self, state, anchor, fed)) is not None:
+                means = now.points.means_of_clusters(now.labels)
+                state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
+                clusterings = (now.clustering,)
             state = self._place(state, unplaced(state.labels, fed.clients, fed.holdout), fed)
         return Outcome(state, metrics, clusterings)
 
@@ -181,24 +180,11 @@ class Flhc:
         deltas = clustering.signatures  # l. 7-9: Δw^k of every client that was clustered
         if self.keep_pass:
             state = replace(state, bank=_with_pass(state, deltas, fed))
-        if not self.recluster.is_once:
-            state = replace(state, watch=self.recluster.after_first(memory, fed))
-        elif len(clustering.clients) == fed.num_clients:
+        watch = self.recluster.after_first(memory, fed)
+        if watch is None and len(clustering.clients) == fed.num_clients:
             return state
-        state = replace(state, joint=bank, means=deltas.means_of_clusters(labels))
+        state = replace(state, joint=bank, means=deltas.means_of_clusters(labels), watch=watch)
         return self._place(state, fed.holdout, fed)
-
-    def _clustered_again(
-        self, state: FlhcState, fed: Federation
-    ) -> tuple[FlhcState, tuple[Clustering, ...]]:
-        """The state after a round, in which clients may be clustered again."""
-        anchor = state.bank if state.joint is None else state.joint
-        now = self.recluster.again(self, state, anchor, fed)
-        if now is None:
-            return state, ()
-        means = now.points.means_of_clusters(now.labels)
-        state = FlhcState(now.bank, now.labels, now.anchor, means, now.watch, fed.t)
-        return state, (now.clustering,)
 
     def _place(self, state: FlhcState, clients: Ids, fed: Federation) -> FlhcState:
         """Put clients without a cluster into the one whose mean Δ is nearest to theirs."""

@@ -49,9 +49,6 @@ class FlisDc:
     Needs public examples (`split.server`).
 
         algorithm: {name: flis_dc, beta: 0.5}
-
-    >>> FlisDc().beta, FlisDc().choose_by
-    (0.3, 'validation')
     """
 
     refused_keys: ClassVar = {"recluster": "clients are clustered again in every round"}

@@ -8,7 +8,6 @@ has none; here it is average linkage on 1 - A until 1 - β.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from flray.algorithms.algorithm import Outcome
 from flray.algorithms.choosing import ChooseBy, choose, require_choice
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
-from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
+from flray.clustering import DistanceStage, PartitionStage, SignatureStage
 from flray.clustering.distances import Disagreement
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.pipeline import Clustering, Pipeline
@@ -36,9 +35,9 @@ class InferenceClustering(Pipeline):
     `partition: {name: hierarchical, on: relation, linkage: ward, number: 5}`.
     """
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=PublicPredictions)
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Disagreement)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
+    signature: SignatureStage = field(default_factory=PublicPredictions)
+    distance: DistanceStage = field(default_factory=Disagreement)
+    partition: PartitionStage = field(
         default_factory=lambda: Hierarchical(linkage="average", threshold=0.7)
     )
 
@@ -63,9 +62,6 @@ class FlisHc:
     `recluster` clients are clustered again, by predictions after training the initial model again.
 
         algorithm: {name: flis_hc, clustering: {partition: {threshold: 0.5}}}
-
-    >>> FlisHc().clustering.partition.threshold  # 1 - β
-    0.7
     """
 
     # How clients are clustered before round 1

@@ -8,14 +8,14 @@ sum to 1); averages are taken from the models before the round, not in place.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.change import Dynamic, Flags
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
-from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
+from flray.clustering import DistanceStage, EmbedStage, PartitionStage, RelateStage, SignatureStage
 from flray.clustering.distances import L2
 from flray.clustering.embeds import Umap
 from flray.clustering.encoder_centres import EncoderCentres
@@ -37,11 +37,11 @@ from flray.values import require_at_least
 class Taskonomy(Pipeline):
     """FCR: encoder and k-means on the client, UMAP, matching distance, D < γ, its components."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=EncoderCentres)
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=Umap)
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=Matching)
-    relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=Threshold)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(default_factory=Components)
+    signature: SignatureStage = field(default_factory=EncoderCentres)
+    embed: EmbedStage = field(default_factory=Umap)
+    distance: DistanceStage = field(default_factory=Matching)
+    relate: RelateStage = field(default_factory=Threshold)
+    partition: PartitionStage = field(default_factory=Components)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from flray.clustering.update import probe
 from flray.data.dataset import Ids
 from flray.engines.training import plain_gradient
 from flray.errors import ExperimentError
-from flray.execution.federation import Cohort, Federation, Judgement
+from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, last_layers, rows_of
 from flray.values import require_at_least
 
@@ -52,9 +52,6 @@ class Ifca:
     times and keep the best, as the paper does, run several seeds.
 
         algorithm: {name: ifca, number: 3, choose_by: validation}
-
-    >>> Ifca().number, Ifca().choose_by
-    (2, 'train')
     """
 
     refused_keys: ClassVar = {"recluster": "clients choose among the models again in every round"}
@@ -150,7 +147,7 @@ class Ifca:
         """
         if state.bank.num_rows == 1:
             return state.chosen, clients
-        judgement = self._judge(state.bank, clients, fed)
+        judgement = fed.judge(state.bank, Cohort(fed.t, clients), self.choose_by)
         chosen = state.chosen.copy()
         last = np.maximum(chosen[judgement.clients], 0)
         # Alg. 1: ĵ = argmin_j F_i(θ_j)
@@ -177,7 +174,7 @@ class Ifca:
         trained = probe(fed, joint, Cohort(fed.t, self._starters(fed))).with_steps()
         self._require_starts(len(trained.clients))  # some may have failed
         candidates = replace(joint, params=trained.params)
-        judgement = self._judge(candidates, trained.clients, fed)
+        judgement = fed.judge(candidates, Cohort(fed.t, trained.clients), self.choose_by)
         fed.meter.count_transfer(
             "signature", down=len(trained.clients) * candidates.num_rows * joint.bytes_per_model
         )
@@ -203,14 +200,10 @@ class Ifca:
 
     def _best_set(self, bank: ModelBank, fed: Federation) -> int:
         """The set of k models with the least mean over clients of their best model's loss."""
-        judgement = self._judge(bank, fed.clients, fed)
+        judgement = fed.judge(bank, Cohort(fed.t, fed.clients), self.choose_by)
         self._count(bank, len(fed.clients), 0, fed)
         sets = judgement.loss[judgement.best >= 0].reshape(-1, self.restarts, self.number)
         return int(sets.min(2).mean(0).argmin())
-
-    def _judge(self, bank: ModelBank, clients: Ids, fed: Federation) -> Judgement:
-        """F_i(θ_j) of all models on the examples of each client."""
-        return fed.judge(bank, Cohort(fed.t, clients), self.choose_by)
 
     def _own_leaves(self, fed: Federation) -> frozenset[str]:
         return frozenset(fed.initial) if self.own == "all" else last_layers(fed.initial, 1)

@@ -27,9 +27,6 @@ class LgFedAvg(PartlyShared):
     of the model are FedAvg.
 
         algorithm: {name: lg_fedavg, global_layers: 1}
-
-    >>> LgFedAvg().global_layers
-    2
     """
 
     # Number of last layers that clients share; 2 in FLIS's comparison, 0 shares nothing

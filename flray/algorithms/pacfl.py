@@ -12,10 +12,9 @@ clustered again with everybody.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
 
-from flray.algorithms.flhc import Flhc, UpdateClustering
-from flray.clustering import DISTANCES, PARTITIONS, SIGNATURES
+from flray.algorithms.flhc import CohortSize, Flhc, UpdateClustering
+from flray.clustering import DistanceStage, PartitionStage, SignatureStage
 from flray.clustering.hierarchical import Hierarchical
 from flray.clustering.subspace import PrincipalAngles, Subspace
 
@@ -24,9 +23,9 @@ from flray.clustering.subspace import PrincipalAngles, Subspace
 class SubspaceClustering(UpdateClustering):
     """U_i, smallest principal angles, average linkage until β degrees."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Subspace)
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=PrincipalAngles)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
+    signature: SignatureStage = field(default_factory=Subspace)
+    distance: DistanceStage = field(default_factory=PrincipalAngles)
+    partition: PartitionStage = field(
         default_factory=lambda: Hierarchical(linkage="average", threshold=10.0)
     )
 
@@ -44,4 +43,4 @@ class Pacfl(Flhc):
     # How clients are clustered; `partition.threshold` is β, in degrees
     clustering: SubspaceClustering = field(default_factory=SubspaceClustering)
     # Clients that train in a round, as for flhc; the paper draws them whatever their clusters
-    cohort_size: Literal["of_all", "of_cluster", "joint"] = "joint"
+    cohort_size: CohortSize = "joint"

@@ -6,10 +6,9 @@ its own, so centres of different clients live in different coordinates: weak by 
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
 
 from flray.algorithms.flt import Flt, Taskonomy
-from flray.clustering import EMBEDS, RELATIONS, SIGNATURES
+from flray.clustering import EmbedStage, RelateStage, SignatureStage
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.pca_centres import PcaCentres
 from flray.clustering.relations import Threshold
@@ -19,21 +18,16 @@ from flray.clustering.relations import Threshold
 class LinearTaskonomy(Taskonomy):
     """FCR with a PCA of each client in place of the encoder, without UMAP; D < 1.2."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=PcaCentres)
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
-    relate: Annotated[Any, "relate", RELATIONS] = field(
-        default_factory=lambda: Threshold(gamma=1.2)
-    )
+    signature: SignatureStage = field(default_factory=PcaCentres)
+    embed: EmbedStage = field(default_factory=NoEmbed)
+    relate: RelateStage = field(default_factory=lambda: Threshold(gamma=1.2))
 
 
 @dataclass(frozen=True)
 class PcaKmHc(Flt):
     """FLT with linear signatures; everything else is as in `flt`.
 
-        algorithm: {name: pca_km_hc, clustering: {relate: {gamma: 1.2}}}
-
-    >>> type(PcaKmHc().clustering.signature).__name__
-    'PcaCentres'
+    algorithm: {name: pca_km_hc, clustering: {relate: {gamma: 1.2}}}
     """
 
     clustering: LinearTaskonomy = field(default_factory=LinearTaskonomy)

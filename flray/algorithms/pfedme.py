@@ -57,21 +57,16 @@ class PFedMe:
     def cohort(self, state: PFedMeState, t: int, fed: Federation) -> Cohort:
         return Cohort(t, fed.sample(t, fed.clients))
 
-    def way(self, grad: LossGradient, w: Params, batch: LocalBatch) -> Params:
-        """(w - θ) / η_p after the inner steps, from θ = w; η_p is `inner_lr`."""
-        d = grad(w, batch)
+    @stacked
+    def gradient(
+        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
+    ) -> Params:
+        d = grad(w, batch)  # (w - θ) / η_p after a step from θ = w; η_p is `inner_lr`
         kept = 1 - self.inner_lr * self.lam
         for _ in range(self.inner_steps - 1):
             theta = {name: torch.sub(w[name], d[name], alpha=self.inner_lr) for name in d}
             # Eq. 7: θ <- θ - η_p (grad f(θ) + λ (θ - w)), as a way from w
             d = {n: g.add_(d[n], alpha=kept) for n, g in grad(theta, batch).items()}
-        return d
-
-    @stacked
-    def gradient(
-        self, grad: LossGradient, w: Params, batch: LocalBatch, w0: Params, memo: Params
-    ) -> Params:
-        d = self.way(grad, w, batch)
         # Alg. 1 l. 8: w <- w - η λ (w - θ)
         return {name: self.lam * self.inner_lr * d[name] for name in d}
 
@@ -86,18 +81,13 @@ class PFedMe:
         # Alg. 1 l. 11: w <- (1 - β) w + β mean of w_k
         joint = Relation.joint(fed.num_clients)
         bank, trained = fed.average(joint, state.bank, cohort, self.gradient)
-        table = self._personal(state.personal, trained.clients, trained.params, cohort, fed)
-        return Outcome(PFedMeState(bank, table), trained.metrics())
-
-    def _personal(
-        self, table: ClientTable, clients: Ids, w_k: Params, cohort: Cohort, fed: Federation
-    ) -> ClientTable:
-        """θ_k: one pass of proximal steps over the client's data, from w_k."""
+        models = state.personal.updated(trained.clients, trained.params)  # w_k
+        # θ_k: one pass of proximal steps over the client's data, from w_k
         training = replace(fed.training, optimizer="sgd", lr=self.inner_lr, momentum=0.0, epochs=1)
-        models = table.updated(clients, w_k).bank(clients)
-        asked = replace(cohort, clients=clients)
-        theta = fed.train(models, asked, self.proximal_gradient, training=training)
-        return table.updated(theta.clients, theta.params)
+        asked, start = replace(cohort, clients=trained.clients), models.bank(trained.clients)
+        theta = fed.train(start, asked, self.proximal_gradient, training=training)
+        models = models.updated(theta.clients, theta.params)
+        return Outcome(PFedMeState(bank, models), trained.metrics())
 
     def deploy(self, state: PFedMeState, clients: Ids, fed: Federation) -> ModelBank:
         """θ_k, and w for clients that have never trained."""

@@ -79,8 +79,8 @@ class Recluster:
     keeps its model, a new one starts from the model that most of its clients had, and merged
     clusters from the mean of their models.
 
-    >>> Recluster().is_once, Recluster(when="every", every=3).is_due(Watch(Flags.none(2)), 6)
-    (True, True)
+    >>> [Recluster(when="every", every=3).is_due(Watch(Flags.none(2)), since) for since in (5, 6)]
+    [False, True]
     """
 
     # When clients are clustered again. once: never; every: at an interval; on_drift: when data of
@@ -116,47 +116,37 @@ class Recluster:
         """The flags that are raised with `when: on_drift`."""
         return Dynamic(flags=self.drift_by, jump=self.jump)
 
-    @property
-    def is_once(self) -> bool:
-        """True if clients are never clustered again."""
-        return self.when == "once"
-
-    @property
-    def is_auto(self) -> bool:
-        """True if the round of the first clustering is not known before."""
-        return self.when == "auto"
-
     def spent(self, *others: str) -> tuple[str, ...] | None:
         """`Branching.spent_fields` of a method with these others; None if clusters change."""
-        return (*others, "recluster") if self.is_once else None
+        return (*others, "recluster") if self.when == "once" else None
 
     def start(self, fed: Federation) -> Watch | None:
         """What is remembered before the first clustering."""
-        return Watch(Flags.none(fed.num_clients)) if self.is_auto else None
+        return Watch(Flags.none(fed.num_clients)) if self.when == "auto" else None
 
     def after_first(self, memory: Params, fed: Federation) -> Watch | None:
         """What is remembered after the first clustering, and forgotten by every later one."""
-        if self.is_once:
+        if self.when == "once":
             return None
         return Watch(Flags.none(fed.num_clients), memory, is_clustered=True, has_turned=False)
 
     def is_joint(self, watch: Watch | None, rounds_before: int, t: int) -> bool:
         """True if clients have no clusters yet in round t."""
-        return not watch.is_clustered if self.is_auto and watch else t <= rounds_before
+        return not watch.is_clustered if self.when == "auto" and watch else t <= rounds_before
 
     def is_first_due(self, watch: Watch | None, rounds_before: int, t: int) -> bool:
         """True if clients without clusters are clustered after round t."""
-        if not self.is_auto:
+        if self.when != "auto":
             return t == rounds_before
         return t >= rounds_before and watch is not None and watch.is_steady
 
     def is_due(self, watch: Watch, rounds_since: int, t: int = 0) -> bool:
         """True if clients are clustered again after round t, so many rounds after the first."""
-        if self.is_once or (self.until is not None and t > self.until):
+        if self.when == "once" or (self.until is not None and t > self.until):
             return False
         if self.when == "every":
             return rounds_since % self.every == 0
-        if self.is_auto:
+        if self.when == "auto":
             return watch.has_turned and watch.is_steady
         return self.drift.is_due(watch.flags, t)
 
@@ -168,7 +158,7 @@ class Recluster:
         if watch is not None and self.when == "on_drift":
             flags = self.drift.updated(watch.flags, trained, state.bank, fed)
             return replace(watch, flags=flags)
-        if watch is None or not self.is_auto:
+        if watch is None or self.when != "auto":
             return watch
         banks = (replace(b, params=fed.learned(b.params)) for b in (state.bank, bank))
         steps = steps_of_clusters(state.labels, *banks)

@@ -60,11 +60,11 @@ class Regrouping:
         parts = np.full(self.points.num_clients, -1, np.int64)
         for cluster in np.unique(self._mine[self._mine >= 0]):
             members = np.flatnonzero(self._mine == cluster)
-            theirs = self.points.of(self.points.clients[members])
-            found = np.zeros(len(members), np.int64)  # fewer than the number of clusters stay one
+            signatures = self.points.of(self.points.clients[members])
+            divided = np.zeros(len(members), np.int64)  # fewer than the number of clusters stay one
             if self.pipeline.can_divide(len(members)):
-                found = self.pipeline.decide(theirs, self.fed, self.fed.t).labels
-            parts[members] = parts.max() + 1 + found
+                divided = self.pipeline.decide(signatures, self.fed, self.fed.t).labels
+            parts[members] = parts.max() + 1 + divided
         return parts
 
     def _merged(self) -> Ids:
@@ -82,11 +82,11 @@ class Regrouping:
             is_mover, stays = is_mover & has_changed, stays & ~has_changed
         if not stays.any() or not is_mover.any():
             return self._mine
-        known = self.points.of(self.points.clients[stays])
-        clusters, position = np.unique(self.old[known.clients], return_inverse=True)
+        staying = self.points.of(self.points.clients[stays])
+        clusters, position = np.unique(self.old[staying.clients], return_inverse=True)
         new = self.points.of(self.points.clients[is_mover])
         moved = self._mine.copy()
-        moved[is_mover] = clusters[self.pipeline.place(known, position, new, self.fed.seed)]
+        moved[is_mover] = clusters[self.pipeline.place(staying, position, new, self.fed.seed)]
         return moved
 
     def _numbered(self, new: Ids) -> Ids:
@@ -118,13 +118,13 @@ def matched(new: Ids, old: Ids, first_free: int) -> Ids:
     >>> matched(np.array([0, 0, 1, 1, 2]), old=np.array([4, 4, 4, 2, 2]), first_free=5)
     array([4, 4, 2, 2, 5])
     """
-    names, known = np.unique(new[new >= 0]), np.unique(old[old >= 0])
-    overlap = np.array([[np.sum((new == n) & (old == k)) for k in known] for n in names])
+    names, old_names = np.unique(new[new >= 0]), np.unique(old[old >= 0])
+    overlap = np.array([[np.sum((new == n) & (old == k)) for k in old_names] for n in names])
     numbers = first_free + np.arange(len(names))
     if overlap.size:
         for row, column in zip(*linear_sum_assignment(overlap, maximize=True), strict=True):
             if overlap[row, column]:
-                numbers[row] = known[column]
+                numbers[row] = old_names[column]
     unmatched = numbers >= first_free
     numbers[unmatched] = first_free + np.arange(unmatched.sum())
     labels = np.full(len(new), -1, np.int64)

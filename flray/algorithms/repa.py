@@ -8,14 +8,13 @@ Statistics are standardised before k-means, and the proximal term acts after the
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
 
 import numpy as np
 
 from flray.algorithms.algorithm import Outcome
 from flray.algorithms.clustered import cluster, labels_of, place, unplaced
 from flray.algorithms.recluster import Recluster, Watch
-from flray.clustering import EMBEDS, PARTITIONS, SIGNATURES
+from flray.clustering import EmbedStage, PartitionStage, SignatureStage
 from flray.clustering.embeds import Standardise
 from flray.clustering.partitions import KMeans
 from flray.clustering.pipeline import Clustering, Pipeline
@@ -35,11 +34,9 @@ from flray.values import require_at_least
 class StatisticsClustering(Pipeline):
     """α: statistics of latents, standardised, L2, k-means with K = 10."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Statistics)
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=Standardise)
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: KMeans(number=10)
-    )
+    signature: SignatureStage = field(default_factory=Statistics)
+    embed: EmbedStage = field(default_factory=Standardise)
+    partition: PartitionStage = field(default_factory=lambda: KMeans(number=10))
 
 
 @dataclass(frozen=True)
@@ -160,9 +157,9 @@ class Repa:
         new, _ = self.clustering.observe(former, joint, Cohort(fed.t, clients), {})
         if not new.num_clients:
             return new.clients, new.clients
-        known = state.known.of(np.flatnonzero(state.labels >= 0))
-        clusters, position = np.unique(state.labels[known.clients], return_inverse=True)
-        return new.clients, clusters[self.clustering.place(known, position, new, fed.seed)]
+        placed = state.known.of(np.flatnonzero(state.labels >= 0))
+        clusters, position = np.unique(state.labels[placed.clients], return_inverse=True)
+        return new.clients, clusters[self.clustering.place(placed, position, new, fed.seed)]
 
     def _place(self, state: RepaState, clients: Ids, fed: Federation) -> RepaState:
         return place(state, clients, lambda new: self.nearest_clusters(state, new, fed))

@@ -8,10 +8,9 @@ client is: such runs have `holdout_labels_read` in their summary.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
 
 from flray.algorithms.repa import Repa, StatisticsClustering
-from flray.clustering import EMBEDS, SIGNATURES
+from flray.clustering import EmbedStage, SignatureStage
 from flray.clustering.embeds import NoEmbed
 from flray.clustering.update import Update
 
@@ -20,20 +19,16 @@ from flray.clustering.update import Update
 class DifferenceClustering(StatisticsClustering):
     """Δ, which is -e_i and has the same clusters, after f epochs; raw, L2, k-means with K = 10."""
 
-    signature: Annotated[Any, "signature", SIGNATURES] = field(
-        default_factory=lambda: Update(epochs=1)  # f
-    )
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    # What the server learns of a client; `epochs` is f
+    signature: SignatureStage = field(default_factory=lambda: Update(epochs=1))
+    embed: EmbedStage = field(default_factory=NoEmbed)
 
 
 @dataclass(frozen=True)
 class Wd(Repa):
     """REPA whose clients are clustered by their updates instead of statistics of their data.
 
-        algorithm: {name: wd, rounds_before: 5, clustering: {partition: {number: 4}}}
-
-    >>> type(Wd().clustering.signature).__name__
-    'Update'
+    algorithm: {name: wd, rounds_before: 5, clustering: {partition: {number: 4}}}
     """
 
     clustering: DifferenceClustering = field(default_factory=DifferenceClustering)

@@ -168,15 +168,23 @@ def k_means(latents: Latents, k: int) -> Latents:
     >>> k_means(np.array([[7.0]]), 3).ravel().tolist()
     [7.0, 7.0, 7.0]
     """
+    fit = fitted_k_means(_repeated(latents, k), k, FLT_INITS, FLT_SEED)
+    centres: Latents = fit.cluster_centers_
+    return centres
+
+
+def fitted_k_means(rows: NDArray[Any], number: int, starts: int, seed: int) -> Any:
+    """scikit-learn's `KMeans` after rows (m, e); its bits do not depend on the number of threads.
+
+    Any: scikit-learn ships no types.
+    """
     from sklearn.cluster import KMeans  # seconds to import, and seldom needed
     from sklearn.exceptions import ConvergenceWarning
 
-    fit = KMeans(n_clusters=k, random_state=FLT_SEED, n_init=FLT_INITS)
     # Threads add up their parts in whatever order they end: the last bits would vary.
     with thread_pools().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than centres
-        centres: Latents = fit.fit(_repeated(latents, k)).cluster_centers_
-    return centres
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
+        return KMeans(number, n_init=starts, random_state=seed).fit(rows)
 
 
 @dataclass(frozen=True)

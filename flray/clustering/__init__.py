@@ -1,5 +1,7 @@
 """Clustering in five stages, each a small component that YAML can replace."""
 
+from typing import Annotated, Any
+
 from flray.clustering.distances import L1, L2, Cosine, Disagreement
 from flray.clustering.embeds import NoEmbed, Pca, Standardise, SvdDirections, Umap, Unit
 from flray.clustering.encoder_centres import EncoderCentres
@@ -85,3 +87,10 @@ STAGES = {
     "relate": RELATIONS,
     "partition": PARTITIONS,
 }
+
+# Annotations of fields that hold a stage. Any: a registered class or `package.module:Name`.
+SignatureStage = Annotated[Any, "signature", SIGNATURES]
+EmbedStage = Annotated[Any, "embed", EMBEDS]
+DistanceStage = Annotated[Any, "distance", DISTANCES]
+RelateStage = Annotated[Any, "relate", RELATIONS]
+PartitionStage = Annotated[Any, "partition", PARTITIONS]

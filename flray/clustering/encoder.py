@@ -41,7 +41,7 @@ from flray.imports import class_of, digests_of_own_modules, path_of
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded
 from flray.randomness import generator, torch_seed
-from flray.values import FROM_IMAGES, Seed, require_above_zero, require_at_least
+from flray.values import FROM_IMAGES, Seed, require_above_zero, require_at_least, require_share
 
 WHERE = "algorithm.clustering.signature.encoder"  # where experiments have an encoder
 _JPEG = "dataset.files=cifar100_jpeg"
@@ -102,8 +102,7 @@ class Encoder:
     def __post_init__(self) -> None:
         require_at_least(self, epochs=1, batch_size=1, halve_every=0, seed=0)
         require_above_zero(self, "lr")
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be in [0, 1), got {self.validation}")
+        require_share(self, "validation")
         target = class_of(self.model)
         if isinstance(target, type) and not hasattr(target, "encode"):
             fit = ", ".join(sorted(name for name, m in MODELS.items() if hasattr(m, "encode")))
@@ -179,15 +178,37 @@ class Encoder:
         dataset: Dataset | None = None,
         progress: Progress | None = None,
     ) -> Params:
-        """The trained params on the CPU; the same ones for the same seed and kind of device.
+        """The params of the best epoch on the CPU, the same for the same seed and kind of device.
 
         Args:
             dataset: the loaded one, if it has been loaded already.
             progress: keeps the state after each epoch, to go on from.
         """
         loaded: Dataset = dataset or self.dataset.load()
-        with same_bits(torch_seed(self.seed, "encoder layers"), torch.device(device)):
-            return self._best_epoch(loaded, torch.device(device), on_epoch, progress)
+        trained, judged = self.parts(loaded.num_train)
+        target = torch.device(device)
+        with same_bits(torch_seed(self.seed, "encoder layers"), target):
+            module = self.module(_kind_of(loaded)).to(target)
+            examples = self.examples(loaded.images, loaded.labels, target)
+            run = EncoderRun(module, torch.optim.Adam(module.parameters(), lr=self.lr), target)
+            if progress is not None and (state := progress.read()) is not None:
+                run.restore(state)
+            for epoch in range(run.epoch, self.epochs):
+                begin = perf_counter()
+                order = generator(self.seed, "encoder order", epoch).permutation(trained)
+                lr = self.training(self.epochs).lr_at(epoch)
+                train_loss = run.train_epoch(examples, order, self.batch_size, lr)
+                validation_loss = run.judge(examples, judged)
+                if progress is not None:
+                    progress.write(run.state())
+                seconds = perf_counter() - begin
+                on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, validation_loss, seconds))
+        if run.kept is None:
+            raise ExperimentError(
+                f"the encoder's loss is not finite in any of {self.epochs} epochs; "
+                f"lower its lr, got {self.lr}"
+            )
+        return run.kept
 
     def kind(self) -> ImageKind:
         """The kind of the dataset's images; the dataset is not loaded if the encoder is cached."""
@@ -262,34 +283,6 @@ class Encoder:
         num_judged = min(max(round(self.validation * num_train), 1), num_train - 1)
         order = generator(self.seed, "encoder validation").permutation(num_train)
         return np.sort(order[num_judged:]), np.sort(order[:num_judged])
-
-    def _best_epoch(
-        self, dataset: Dataset, device: torch.device, on_epoch: OnEpoch, progress: Progress | None
-    ) -> Params:
-        """Train for all epochs that remain; the params of the epoch that was best by validation."""
-        module = self.module(_kind_of(dataset)).to(device)
-        examples = self.examples(dataset.images, dataset.labels, device)
-        run = EncoderRun(module, torch.optim.Adam(module.parameters(), lr=self.lr), device)
-        trained, judged = self.parts(dataset.num_train)
-        state = None if progress is None else progress.read()
-        if state is not None:
-            run.restore(state)
-        for epoch in range(run.epoch, self.epochs):
-            begin = perf_counter()
-            order = generator(self.seed, "encoder order", epoch).permutation(trained)
-            lr = self.training(self.epochs).lr_at(epoch)
-            train_loss = run.train_epoch(examples, order, self.batch_size, lr)
-            validation_loss = run.judge(examples, judged)
-            if progress is not None:
-                progress.write(run.state())
-            seconds = perf_counter() - begin
-            on_epoch(Epoch(epoch + 1, self.epochs, lr, train_loss, validation_loss, seconds))
-        if run.kept is None:
-            raise ExperimentError(
-                f"the encoder's loss is not finite in any of {self.epochs} epochs; "
-                f"lower its lr, got {self.lr}"
-            )
-        return run.kept
 
 
 def with_encoders(component: Component, change: Callable[[Encoder], Encoder]) -> Component:

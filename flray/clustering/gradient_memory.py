@@ -21,9 +21,6 @@ class GradientMemory(Update):
 
     That model is a row of the bank, the next one in each clustering. Points are (m, p). The server
     keeps a mean per client; a client that is asked for the first time sends its first update.
-
-    >>> GradientMemory(weight=0.5).weight
-    0.5
     """
 
     reads_bank: ClassVar[bool] = True  # starts from current models, of which it chooses one

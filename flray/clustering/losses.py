@@ -9,6 +9,7 @@ import torch
 from flray.clustering.points import Points
 from flray.execution.federation import Cohort, Federation
 from flray.models.bank import ModelBank, Params
+from flray.values import require_at_least
 
 LOSS_BYTES = 4  # of one loss, sent as a number
 
@@ -31,8 +32,7 @@ class Losses:
     number: int | None = None
 
     def __post_init__(self) -> None:
-        if self.number is not None and self.number < 1:
-            raise ValueError(f"number must be >= 1 or null, got {self.number}")
+        require_at_least(self, number=1)
 
     def require(self, fed: Federation) -> None:
         """Refuse a model that does not give the loss of each example."""

@@ -23,9 +23,6 @@ class Metadata:
     without training or labels.
 
         signature: {name: metadata, file: hospitals.csv, client: hospital, columns: [beds, region]}
-
-    >>> Metadata().file is None  # the groups
-    True
     """
 
     # CSV or Parquet file with a row for each client, at a path or URL. None: the groups of clients
@@ -89,7 +86,7 @@ class Metadata:
         for column in chosen:
             columns[column]  # refuses one that is missing
             refuse_wrong_values(frame[column])
-        known = frame.iloc[[rows[name] for name in names]]
-        values, is_number = features_of(known[list(chosen)])
+        of_clients = frame.iloc[[rows[name] for name in names]]
+        values, is_number = features_of(of_clients[list(chosen)])
         std = np.where(is_number & (values.std(0) > 0), values.std(0), 1.0)
         return (values - np.where(is_number, values.mean(0), 0.0)) / std

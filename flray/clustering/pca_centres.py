@@ -21,9 +21,6 @@ class PcaCentres:
     """k centres per client, in the coordinates of the client's own PCA; no model travels.
 
     Points are (m * k, components); a client with fewer examples repeats them.
-
-    >>> PcaCentres(components=16).k
-    5
     """
 
     components: int = 128  # Number of principal components

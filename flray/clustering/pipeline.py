@@ -1,13 +1,13 @@
 """The pipeline: signature → embed → distance → relate → partition, each replaceable."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flray.clustering import DISTANCES, EMBEDS, PARTITIONS, RELATIONS, SIGNATURES
+from flray.clustering import DistanceStage, EmbedStage, PartitionStage, RelateStage, SignatureStage
 from flray.clustering.checks import (
     require_at_most_clients,
     require_distances,
@@ -126,20 +126,16 @@ class Pipeline:
     array([0, 0, 1])
     """
 
-    # Any: a stage is a registered class or `package.module:Name`.
-
     # What the server learns of a client
-    signature: Annotated[Any, "signature", SIGNATURES] = field(default_factory=Update)
+    signature: SignatureStage = field(default_factory=Update)
     # Coordinates in which signatures are compared
-    embed: Annotated[Any, "embed", EMBEDS] = field(default_factory=NoEmbed)
+    embed: EmbedStage = field(default_factory=NoEmbed)
     # Distance D between clients
-    distance: Annotated[Any, "distance", DISTANCES] = field(default_factory=L2)
+    distance: DistanceStage = field(default_factory=L2)
     # Relation R between clients, made from D
-    relate: Annotated[Any, "relate", RELATIONS] = field(default_factory=NoRelation)
+    relate: RelateStage = field(default_factory=NoRelation)
     # How D or R becomes clusters
-    partition: Annotated[Any, "partition", PARTITIONS] = field(
-        default_factory=lambda: Hierarchical(threshold=1.0)
-    )
+    partition: PartitionStage = field(default_factory=lambda: Hierarchical(threshold=1.0))
 
     def __post_init__(self) -> None:
         if isinstance(self.partition, Given) and not isinstance(self.signature, Metadata):

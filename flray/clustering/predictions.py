@@ -14,9 +14,6 @@ class PublicPredictions:
     """B: predictions on the server's public examples, after the client's own training (FLIS).
 
     One vector per client, (m, R * classes) for R public examples; needs `split.server` > 0.
-
-    >>> PublicPredictions(kind="soft").kind
-    'soft'
     """
 
     # Predictions that clients send. hard: one-hot rows; soft: class probabilities

@@ -23,9 +23,6 @@ class Statistics:
     The encoder is the model's `encode`, or the model up to its last linear layer; `encoder`
     replaces it by one that was pre-trained centrally. Nothing is trained. Points are (m, s * e) for
     s numbers per latent and e latents.
-
-    >>> Statistics(statistics=("mean",)).holdout
-    'all'
     """
 
     # Statistics S of the latents that describe a client
@@ -48,30 +45,21 @@ class Statistics:
     def __call__(
         self, fed: Federation, bank: ModelBank, cohort: Cohort, memory: Params
     ) -> tuple[Points, Params]:
-        sent, task = self._encoder(fed, bank, cohort)
+        if self.encoder is None:
+            used = bank.of_some(cohort.clients)
+            sent, foreign = used.params, None
+            rows = {int(i): int(used.owner[i]) for i in cohort.clients}
+        else:
+            sent = stack([self.encoder.load_or_train(server_device())])
+            foreign = Foreign(self.encoder.module(self.encoder.kind()), self.encoder.pixels)
+            rows = {int(i): 0 for i in cohort.clients}
         leaves = {name: sent[name] for name in encoder_leaves(sent)}
-        num_models = len(next(iter(sent.values())))
-        per_client = num_bytes(leaves, num_models)
+        per_client = num_bytes(leaves, len(next(iter(sent.values()))))
         fed.meter.count_transfer("signature", down=len(cohort.clients) * per_client)
+        task = DescribeLatents(self.statistics, cohort.t, rows, foreign, self.holdout)
         vectors = fed.map(task, cohort, sent)
         fed.meter.count_transfer("signature", up=sum(v.nbytes for v in vectors.values()))
         return points_of({i: vector[None] for i, vector in vectors.items()}), memory
-
-    def _encoder(
-        self, fed: Federation, bank: ModelBank, cohort: Cohort
-    ) -> tuple[Params, DescribeLatents]:
-        """Stacked models to encode with, and what each client does with its own."""
-        clients = map(int, cohort.clients)
-        if self.encoder is None:
-            used = bank.of_some(cohort.clients)
-            rows = {i: int(used.owner[i]) for i in clients}
-            task = DescribeLatents(self.statistics, cohort.t, rows, None, self.holdout)
-            return used.params, task
-        kind = self.encoder.kind()
-        params = stack([self.encoder.load_or_train(server_device())])
-        foreign = Foreign(self.encoder.module(kind), self.encoder.pixels)
-        rows = dict.fromkeys(clients, 0)
-        return params, DescribeLatents(self.statistics, cohort.t, rows, foreign, self.holdout)
 
 
 def encoder_leaves(names: Iterable[str]) -> frozenset[str]:

@@ -94,8 +94,8 @@ class TwoLevel:
 
 def squared_spread(points: Points, centres: Points, group: Ids) -> Vector:
     """(G,) the mean squared distance of each group's members to its centre."""
-    own = centres.values[torch.from_numpy(group).to(centres.values.device)]
-    squares = (points.means() - own).square().sum(1, dtype=torch.float64)
+    centre = centres.values[torch.from_numpy(group).to(centres.values.device)]
+    squares = (points.means() - centre).square().sum(1, dtype=torch.float64)
     return np.bincount(group, squares.cpu().numpy()) / np.bincount(group)
 
 

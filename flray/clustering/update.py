@@ -22,6 +22,7 @@ from flray.models.bank import (
     leaves_of_layers,
     num_bytes,
 )
+from flray.values import require_at_least
 
 HELD_BYTES = 2**30  # models that are held at a time where clients send sketches
 
@@ -33,17 +34,13 @@ class Update:
     One vector per client, (m, p) for p parameters of the chosen layers, without statistics of
     BatchNorm. Every client is sent its model and returns these layers of the trained one, which is
     not kept.
-
-    >>> Update(epochs=2).epochs
-    2
     """
 
     epochs: int | None = None  # Epochs of the training that gives the update. None: `train.epochs`
     layers: Layers = "all"  # Layers that are sent and compared: all, first, last, or their names
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"epochs must be >= 1 or null, got {self.epochs}")
+        require_at_least(self, epochs=1)
 
     def require(self, fed: Federation) -> None:
         """Refuse an experiment whose model does not have the layers."""
@@ -160,8 +157,8 @@ def sketched_models(
     length = max(fed.block, HELD_BYTES // bank.bytes_per_model)
     clients, sketches = [cohort.clients[:0]], [nobody["sketch"]]
     for first in range(0, len(cohort.clients), length):
-        some = Cohort(cohort.t, cohort.clients[first : first + length])
-        trained = probe(fed, bank, some, epochs, sent)
+        part = Cohort(cohort.t, cohort.clients[first : first + length])
+        trained = probe(fed, bank, part, epochs, sent)
         positions = np.arange(len(trained.clients))
         clients.append(trained.clients)
         sketches.append(trained.models.answers(positions, question, nobody)["sketch"])

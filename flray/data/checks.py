@@ -1,9 +1,4 @@
-"""Checks of configured values and of data; each message says what was expected and what came.
-
->>> check_share("validation", 2.0)
-Traceback (most recent call last):
-ValueError: validation is a share and must be in [0, 1), got 2.0
-"""
+"""Checks of configured values and of data; each message says what was expected and what came."""
 
 import functools
 import os
@@ -35,12 +30,6 @@ def check_literals(options: object) -> None:
         for choice in value if is_tuple else (value,):
             if choices and choice not in choices:
                 raise ValueError(f"unknown {field} {choice!r}; known: {', '.join(choices)}")
-
-
-def check_share(field: str, value: float) -> None:
-    """Refuse a number that is not in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{field} is a share and must be in [0, 1), got {value}")
 
 
 def check_memory(num_images: int, size: int) -> None:

@@ -96,11 +96,6 @@ class Dataset:
         """Numbers that a model gives for an example, or for each position of a sequence."""
         return self.num_classes or int(np.prod(self.labels.shape[1:]))
 
-    @property
-    def largest_pixel(self) -> int:
-        """What pixels are divided by before they are normalised: 255 for bytes, 1 for floats."""
-        return 255 if self.images.dtype == np.uint8 else 1
-
     def standardised(self, rows: Ids) -> "Dataset":
         """The dataset whose normalization scales the channels `scaled` by what the rows hold."""
         assert self.scaled is not None, "nothing of these data is scaled"

@@ -117,7 +117,7 @@ def place_examples(
         mean=torch.tensor(dataset.normalization.mean, dtype=wide, device=device).view(per_channel),
         std=torch.tensor(dataset.normalization.std, dtype=wide, device=device).view(per_channel),
         augment=dataset.augment,
-        largest=dataset.largest_pixel,
+        largest=255 if dataset.images.dtype == np.uint8 else 1,
     )
     is_kept = dataset.augment == "none" and has_room(device, images.numel() * dtype.itemsize)
     if is_kept or wide != dtype:

@@ -3,7 +3,6 @@
 Radovič, Pejović: REPA, arXiv 2309.14088, Fig. 1 (correlation) and eq. 7, Fig. 2 (uniformity).
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flray.client.embedding import fitted_k_means
 from flray.clustering.points import Matrix
 from flray.columns import (
     LABEL_CORRELATION,
@@ -20,8 +20,6 @@ from flray.columns import (
     UNIFORMITY_RANDOM,
     Column,
 )
-from flray.cores import thread_pools
-from flray.data.dataset import Ids
 from flray.data.events import Timeline
 from flray.measures.measure import ClusteringContext, Measure, Numbers, RunData
 from flray.values import ROUNDING
@@ -70,7 +68,8 @@ class LabelSimilarity(Measure):
         random_labels = rng.integers(number, size=len(labels))
         similarity = cosines(counts)
         uniform, num_singletons = uniformity(similarity, labels)
-        by_counts = _k_means(counts, number, seed=int(rng.integers(2**31)))
+        seed = int(rng.integers(2**31))
+        by_counts = fitted_k_means(counts.astype(np.float64), number, starts=10, seed=seed).labels_
         return {
             LABEL_CORRELATION: pair_correlation(context.signature_similarity(), similarity),
             UNIFORMITY: uniform,
@@ -78,17 +77,6 @@ class LabelSimilarity(Measure):
             UNIFORMITY_RANDOM: uniformity(similarity, random_labels)[0],
             UNIFORMITY_LABELS: uniformity(similarity, by_counts)[0],
         }
-
-
-def _k_means(counts: Ids, number: int, seed: int) -> Ids:
-    from sklearn.cluster import KMeans  # seconds to import, and seldom needed
-    from sklearn.exceptions import ConvergenceWarning
-
-    with thread_pools().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct counts than clusters
-        kmeans = KMeans(number, n_init=10, random_state=seed)
-        labels: Ids = kmeans.fit_predict(counts.astype(np.float64))
-    return labels
 
 
 def cosines(vectors: NDArray[Any]) -> Matrix:  # Any: counts or floats

@@ -140,13 +140,15 @@ def sampling_errors(scores: ClientScores, num_asked: int, num_clients: int) -> d
     """
     errors = {}
     for score, values in scores.values.items():
-        known = values[~np.isnan(values)]
+        defined = values[~np.isnan(values)]
         if num_asked == num_clients:
             error = 0.0
-        elif len(known) < 2:
+        elif len(defined) < 2:
             error = np.nan
         else:
-            error = float(np.sqrt((1 - num_asked / num_clients) * known.var(ddof=1) / len(known)))
+            error = float(
+                np.sqrt((1 - num_asked / num_clients) * defined.var(ddof=1) / len(defined))
+            )
         errors[f"{score.name}_{SE_SAMPLE}"] = error
     return errors
 
@@ -195,20 +197,15 @@ def _partition_scores(labels: bytes, groups: bytes) -> dict[str, float]:
     from sklearn import metrics  # seconds to import, and seldom needed
 
     counts = metrics.cluster.contingency_matrix(planted, clusters)  # (groups, clusters)
-    both, together, like = (_pairs(c) for c in (counts, counts.sum(0), counts.sum(1)))
-    unlike = _pairs(np.array([len(clusters)])) - like
+    # Pairs of unlike and like clients, each of them apart and in one cluster
+    (apart, wrong), (missed, right) = metrics.pair_confusion_matrix(planted, clusters).tolist()
     return {
         ARI: float(metrics.adjusted_rand_score(planted, clusters)),
         NMI: float(metrics.normalized_mutual_info_score(planted, clusters)),
         PURITY: float(counts.max(axis=0).sum() / len(clusters)),
-        "false_positives": (together - both) / max(unlike, 1),
-        "false_negatives": (like - both) / max(like, 1),
+        "false_positives": wrong / max(apart + wrong, 1),
+        "false_negatives": missed / max(missed + right, 1),
     }
-
-
-def _pairs(counts: Ids) -> int:
-    """Pairs within sets of these sizes."""
-    return int((counts * (counts - 1) // 2).sum())
 
 
 def rounds_to_target(

@@ -74,10 +74,7 @@ class Evaluation:
     robustness: Robustness | None = None
 
     def __post_init__(self) -> None:
-        require_at_least(self, every=1)
-        for key, number in (("clients", self.clients), ("clients_at_end", self.clients_at_end)):
-            if number is not None and number < 1:
-                raise ValueError(f"{key} must be >= 1 or null, got {number}")
+        require_at_least(self, every=1, clients=1, clients_at_end=1)
         if self.clients is None and self.clients_at_end is not None:
             raise ValueError("clients_at_end needs clients, the sample of the rounds before")
         names: list[Any] = [getattr(score, "name", None) for score in self.scores]  # Any: unchecked

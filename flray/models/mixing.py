@@ -281,7 +281,7 @@ def rows_of_clients(
 
 
 def first_and_inverse(numbers: Ids) -> tuple[Ids, Ids]:
-    """Where each distinct number >= 0 comes first, in their order, and (M,) the place of each.
+    """Where each distinct number >= 0 comes first, in their order, and (M,) the rank of each.
 
     As `np.unique`, which sorts all M numbers; those of few clusters are counted instead.
 
@@ -290,8 +290,8 @@ def first_and_inverse(numbers: Ids) -> tuple[Ids, Ids]:
     """
     num, largest = len(numbers), int(numbers.max(initial=0))
     if largest > 4 * num:
-        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
-        return first, place.reshape(-1)
+        _, first, rank = np.unique(numbers, return_index=True, return_inverse=True)
+        return first, rank.reshape(-1)
     position = np.full(largest + 1, num)
     position[numbers[::-1]] = np.arange(num)[::-1]  # the first one is written last
     is_used = position < num

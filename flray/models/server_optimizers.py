@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flray.models.bank import ModelBank, Params, rows_of
-from flray.values import require_above_zero
+from flray.values import require_above_zero, require_share
 
 Moments = dict[str, Tensor]  # of one leaf, by letter, each (U, ...)
 
@@ -42,7 +42,7 @@ class FedAvgM:
     momentum: float = 0.9  # Momentum β of the server
 
     def __post_init__(self) -> None:
-        _require_share("momentum", self.momentum)
+        require_share(self, "momentum")
 
     def start(self, w: Tensor) -> Moments:
         """The moments before the first step of models w."""
@@ -70,8 +70,7 @@ class FedAdam:
     tau: float = 1e-3  # Adaptivity τ, added to √v: a smaller value adapts more
 
     def __post_init__(self) -> None:
-        _require_share("beta1", self.beta1)
-        _require_share("beta2", self.beta2)
+        require_share(self, "beta1", "beta2")
         require_above_zero(self, "tau")
 
     def start(self, w: Tensor) -> Moments:
@@ -148,8 +147,3 @@ class ServerStep:
             for letter, moment in new.items():
                 moments[f"{letter}/{name}"] = torch.where(moves, moment, old[letter])
         return replace(bank, params=params, moments=dict(sorted(moments.items())))
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}")

@@ -45,7 +45,7 @@ def branches(experiment: Experiment) -> bool:
     such a row runs alone.
     """
     settings, algorithm = experiment.settings, experiment.algorithm.build()
-    is_auto = getattr(getattr(algorithm, "recluster", None), "is_auto", False)
+    is_auto = getattr(getattr(algorithm, "recluster", None), "when", None) == "auto"
     if not isinstance(algorithm, Branching) or is_auto:
         return False
     if settings.evaluate.last_trained and algorithm.rounds_before:

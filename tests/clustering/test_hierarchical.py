@@ -220,7 +220,7 @@ def test_naming_both_at_once_is_refused():
     [
         ({}, "exactly one of threshold and number, got threshold None and number None"),
         ({"threshold": 1.0, "number": 2}, "exactly one .* got threshold 1.0 and number 2"),
-        ({"threshold": -1.0}, "threshold must be >= 0, got -1.0"),
+        ({"threshold": -1.0}, "threshold must be >= 0 or null, got -1.0"),
         ({"threshold": np.nan}, "threshold must be a finite number, got nan"),
         ({"number": 0}, "number must be >= 1 or auto, got 0"),
         ({"number": -3}, "number must be >= 1 or auto, got -3"),

@@ -184,7 +184,7 @@ def test_damaged_file_is_named(
             "unknown files 'cifar10'; known: cifar100, cifar100_jpeg",
         ),
         ("usps", {"size": 8}, "size must be >= 16, got 8"),
-        ("femnist", {"shards": 0}, "shards must be >= 1, got 0"),
+        ("femnist", {"shards": 0}, "shards must be >= 1 or null, got 0"),
     ],
 )
 def test_fields_are_checked(name: str, fields: dict[str, Any], message: str) -> None:

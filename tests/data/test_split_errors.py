@@ -36,17 +36,17 @@ DATASET = replace(GREY, images=np.repeat(GREY.images, 3, axis=1), source=np.aran
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"clients": 0}, "clients must be >= 1, got 0"),
-        ({"validation": 1.0}, r"validation .* must be in \[0, 1\), got 1.0"),
-        ({"validation": -0.1}, r"validation .* must be in \[0, 1\), got -0.1"),
+        ({"clients": 0}, r"clients must be >= 1( or null)?, got 0"),
+        ({"validation": 1.0}, r"validation must be in \[0, 1\), got 1.0"),
+        ({"validation": -0.1}, r"validation must be in \[0, 1\), got -0.1"),
         ({"validation": float("nan")}, "validation .* got nan"),
-        ({"test_fraction": 1.5}, r"test_fraction .* must be in \[0, 1\), got 1.5"),
+        ({"test_fraction": 1.5}, r"test_fraction must be in \[0, 1\), got 1.5"),
         ({"test": "own"}, "unknown test 'own'; known: own_split, proportional, all_of_labels"),
         (
             {"test": "own_split", "validation": 0.5, "test_fraction": 0.5},
             r"validation \+ test_fraction must be below 1.* got 0.5 \+ 0.5",
         ),
-        ({"test": "proportional", "test_size": 0}, "test_size must be >= 1, got 0"),
+        ({"test": "proportional", "test_size": 0}, "test_size must be >= 1 or null, got 0"),
         ({"test": "own_split", "test_size": 5}, "test_size .* test: proportional, got .*own_split"),
         (
             {"pool": "all", "test": "all_of_labels"},
@@ -115,7 +115,10 @@ def test_server_larger_than_a_class_is_refused(name: str) -> None:
         ),
         (lambda: ImageShift(clients=5, samples_per_client=0), "samples_per_client must be >="),
         (lambda: ImageShift(clients=5, major_classes=0), "major_classes must be >= 1"),
-        (lambda: ImageShift(clients=5, major_share=1.0), "major_share is a share.* got 1.0"),
+        (
+            lambda: ImageShift(clients=5, major_share=1.0),
+            r"major_share must be in \[0, 1\), got 1.0",
+        ),
         (lambda: ImageShift(clients=5, alpha=0.0), "alpha must be > 0, got 0.0"),
         (lambda: ImageShift(clients=5, max_tries=0), "max_tries must be >= 1, got 0"),
         (lambda: ByWriter(min_samples=0), "min_samples must be >= 1, got 0"),
@@ -154,7 +157,7 @@ def test_own_fields_are_checked(build: Callable[[], object], message: str) -> No
         ),
         (
             LabelGroups(clients=5, samples_per_client=1),
-            "samples_per_client must be >= 2, got 1",
+            "samples_per_client must be >= 2 or null, got 1",
         ),
         (LabelSwap(clients=10, groups=6), "groups must be at most 5, .* got 6"),
         (LabelSwap(clients=3, groups=4), r"groups must be between 1 and clients \(3\), got 4"),

@@ -34,11 +34,7 @@ class Published:
 
 @dataclass(frozen=True)
 class TorchvisionOptions(PixelOptions):
-    """Options of datasets that torchvision reads, and how they are read.
-
-    >>> Svhn().published.files
-    '{train,test}_32x32.mat'
-    """
+    """Options of datasets that torchvision reads, and how they are read."""
 
     published: ClassVar[Published]
     download: bool = False  # Download the files if they are missing from the data folder

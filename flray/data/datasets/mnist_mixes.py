@@ -10,11 +10,7 @@ from flray.data.options import PixelOptions
 
 @dataclass(frozen=True)
 class MnistFashion(PixelOptions):
-    """120,000 + 20,000 images: the digits as classes 0 to 9, clothing as classes 10 to 19.
-
-    >>> MnistFashion().normalize
-    'unit'
-    """
+    """120,000 + 20,000 images: the digits as classes 0 to 9, clothing as classes 10 to 19."""
 
     download: bool = False  # Download both datasets if they are missing from the data folder
 

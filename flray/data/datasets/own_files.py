@@ -36,41 +36,43 @@ Names = str | tuple[str, ...]
 @contextmanager
 def opened(file: str) -> Iterator[IO[bytes]]:
     """The file, or what is at the URL; damage becomes an error that names it."""
-    place = _place(file)
-    compressed = fsspec.open(place, "rb", compression="infer")
-    with reading(Path(file).stem, place), compressed as stream:
+    location = _location(file)
+    compressed = fsspec.open(location, "rb", compression="infer")
+    with reading(Path(file).stem, location), compressed as stream:
         yield stream
 
 
-def _place(file: str) -> str:
+def _location(file: str) -> str:
     """A URL as it is, or where a file lies: here or in the folder of the data."""
-    places = [file] if "://" in file else [str(Path(file).expanduser()), str(data_folder() / file)]
-    found = [place for place in places if "://" in place or Path(place).is_file()]
-    if not found:
-        raise ExperimentError(f"there is no file {file}; looked for {' and '.join(places)}")
-    return found[0]
+    if "://" in file:
+        return file
+    paths = [Path(file).expanduser(), data_folder() / file]
+    for path in paths:
+        if path.is_file():
+            return str(path)
+    raise ExperimentError(f"there is no file {file}; looked for {' and '.join(map(str, paths))}")
 
 
 def file_digest(file: str) -> str | None:
     """SHA-256 of the content of a file or of what is at a URL; None: it is not there."""
     try:
-        place = _place(file)
-        if "://" in place:
-            return _digest(place)
-        return _digest_of_version(place, Path(place).stat().st_mtime_ns)
+        location = _location(file)
+        if "://" in location:
+            return _digest(location)
+        return _digest_of_version(location, Path(location).stat().st_mtime_ns)
     except ExperimentError:
         return None
 
 
 @cache
-def _digest_of_version(place: str, written_at: int) -> str:  # noqa: ARG001, tells versions apart
+def _digest_of_version(location: str, written_at: int) -> str:  # noqa: ARG001, tells versions apart
     """Each version of a file is read once: rows of a sweep ask again and again."""
-    return _digest(place)
+    return _digest(location)
 
 
-def _digest(place: str) -> str:
+def _digest(location: str) -> str:
     sha = hashlib.sha256()
-    with opened(place) as stream:
+    with opened(location) as stream:
         while part := stream.read(1 << 20):
             sha.update(part)
     return sha.hexdigest()

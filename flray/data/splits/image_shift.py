@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_share
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import (
     images_by_label,
@@ -22,7 +21,7 @@ from flray.data.splits.options import SplitOptions
 from flray.data.splits.pathological import balanced_label_sets
 from flray.errors import ExperimentError
 from flray.randomness import generator
-from flray.values import require_above_zero, require_at_least
+from flray.values import require_above_zero, require_at_least, require_share
 
 Form = Literal["shared", "own"]
 Labels = Literal["iid", "skew", "dirichlet"]
@@ -71,7 +70,7 @@ class ImageShift(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, samples_per_client=1, major_classes=1, max_tries=1)
-        check_share("major_share", self.major_share)
+        require_share(self, "major_share")
         require_above_zero(self, "alpha")
         least = {"shared": 1, "own": 2}[self.form]
         if len(set(self.pipelines)) < max(least, len(self.pipelines)):

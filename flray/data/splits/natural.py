@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.checks import check_share
 from flray.data.dataset import Dataset, Ids
 from flray.data.dealing import known_source
 from flray.data.owned import TIME
@@ -14,7 +13,7 @@ from flray.data.parts import num_cut
 from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.randomness import generator
-from flray.values import require_at_least
+from flray.values import require_at_least, require_share
 
 SHARE = "share"
 
@@ -53,8 +52,7 @@ class Natural:
     holdout: int = 0  # Number of clients, drawn at random, that hold data but never train
 
     def __post_init__(self) -> None:
-        check_share("test_fraction", self.test_fraction)
-        check_share("validation", self.validation)
+        require_share(self, "test_fraction", "validation")
         if self.test_fraction + self.validation >= 1:
             raise ValueError(
                 "validation + test_fraction must be below 1, or nothing is left to train on; got "

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from flray.data.checks import check_literals, check_share
+from flray.data.checks import check_literals
 from flray.data.dataset import Dataset
 from flray.data.dealing import require_classes
 from flray.data.parts import Deal, cut_parts
 from flray.data.split import Split
 from flray.errors import ExperimentError
-from flray.values import require_at_least
+from flray.values import require_at_least, require_share
 
 TestRule = Literal["own_split", "proportional", "all_of_labels"]
 Pool = Literal["train", "all"]
@@ -56,8 +56,7 @@ class PartOptions:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        check_share("validation", self.validation)
-        check_share("test_fraction", self.test_fraction)
+        require_share(self, "validation", "test_fraction")
         require_at_least(self, server=0, holdout=0, test_size=1)
         if self.test == "own_split" and self.validation + self.test_fraction >= 1:
             raise ValueError(
