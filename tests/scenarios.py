@@ -25,7 +25,7 @@ from flray.data.dataset import Dataset, Normalization
 from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
-from flray.engines.engine import Block
+from flray.engines.engine import Block, BlockResult
 from flray.engines.plan import plan_client
 from flray.engines.training import Training
 from flray.execution.executor import Failed, Inline
@@ -132,6 +132,31 @@ def block_of(split: Split, module: Any, training: Training, t: int = 0) -> Block
     num = split.num_clients
     w0 = {k: v.detach().clone().expand(num, *v.shape) for k, v in params_of(module).items()}
     return Block(plans, w0, {})
+
+
+def ragged_case(
+    module: Any,
+    training: Training,
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    *,
+    sizes: tuple[int, ...] = RAGGED,
+    augment: str = "none",
+    device: str = "cpu",
+) -> tuple[Examples, Block]:
+    """Noise for clients of these sizes, and the block in which they train the module.
+
+    The module is moved to device and precision in place.
+    """
+    split = ragged_split(sizes)
+    examples = place(noise_dataset(sum(sizes), shape, augment), split, dtype, device)
+    return examples, block_of(split, module.to(device=device, dtype=dtype), training)
+
+
+def some_clients(block: Block, positions: Sequence[int]) -> Block:
+    """The block of the clients at these positions."""
+    w0, memo = (models_at(leaves, positions) for leaves in (block.w0, block.memo))
+    return Block(tuple(block.plans[k] for k in positions), w0, memo)
 
 
 class Line(LightningModule):
@@ -248,9 +273,32 @@ def fail_jobs(patch: pytest.MonkeyPatch, fails: Callable[[Any, Any], bool]) -> N
     patch.setattr(Inline, "_run", run_or_fail)
 
 
+def same_bits(a: Params, b: Params) -> bool:
+    """True if all leaves of one are those of the other."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def models_at(params: Params, positions: Sequence[int]) -> Params:
+    """The models at these positions."""
+    return {name: leaf[positions] for name, leaf in params.items()}
+
+
 def largest_gap(a: Params, b: Params) -> float:
     """The largest difference of two numbers at the same place of the same leaf."""
     return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for name in a)
+
+
+def largest_difference(a: BlockResult, b: BlockResult) -> float:
+    """The largest difference of two engines in a number of a model, or in the loss of a client."""
+    return max(largest_gap(a.params, b.params), float(np.abs(a.loss - b.loss).max()))
+
+
+def least_move(before: Params, after: Params) -> float:
+    """Of each model the number that has changed most: the least such change."""
+    changes = [
+        (after[name] - leaf).abs().reshape(len(leaf), -1).amax(1) for name, leaf in before.items()
+    ]
+    return float(torch.stack(changes).amax(0).min())
 
 
 def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
