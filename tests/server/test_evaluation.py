@@ -12,7 +12,7 @@ from flray.execution.federation import Federation
 from flray.models import MODELS
 from flray.models.bank import ModelBank, build_seeded, params_of, stack
 from flray.models.mixing import Aggregation
-from flray.server.evaluation import distinct, position_finder, score_clients
+from flray.server.evaluation import distinct, score_clients
 
 from scenarios import noise_dataset, ragged_split
 
@@ -84,12 +84,9 @@ def test_an_example_is_predicted_once_for_each_model() -> None:
 @pytest.mark.parametrize("top", [40, 100_000])  # many for their range, and few
 def test_examples_that_clients_share_are_found_as_sorting_finds_them(top: int) -> None:
     rng = np.random.default_rng(0)
-    own = [rng.choice(top, 20, replace=False) for _ in range(3)]
-    ids = distinct(np.concatenate(own))
-    assert ids.tolist() == sorted(set(np.concatenate(own).tolist()))
+    joined = np.concatenate([rng.choice(top, 20, replace=False) for _ in range(3)])
+    ids, positions = distinct(joined)
+    assert ids.tolist() == sorted(set(joined.tolist()))
     assert len(ids) < 60 or top > 40
-    find = position_finder(ids)
-    for some in own:
-        assert ids[find(some)].tolist() == some.tolist()
-    nobody = np.empty(0, np.int64)
-    assert distinct(nobody).tolist() == position_finder(nobody)(nobody).tolist() == []
+    assert ids[positions].tolist() == joined.tolist()
+    assert [values.tolist() for values in distinct(np.empty(0, np.int64))] == [[], []]
