@@ -26,7 +26,7 @@ from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
 from flray.engines.engine import Block, BlockResult
-from flray.engines.plan import plan_client
+from flray.engines.plan import plan_clients
 from flray.engines.training import Training
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
@@ -128,8 +128,8 @@ def place(dataset: Dataset, split: Split, dtype: torch.dtype, device: str = "cpu
 
 def block_of(split: Split, module: Any, training: Training, t: int = 0) -> Block:
     """All clients of a split, each starting from the module's params."""
-    plans = tuple(plan_client(split.train[i], training, 7, t, i) for i in range(split.num_clients))
     num = split.num_clients
+    plans = plan_clients(split.train, training, 7, t, np.arange(num))
     w0 = {k: v.detach().clone().expand(num, *v.shape) for k, v in params_of(module).items()}
     return Block(plans, w0, {})
 

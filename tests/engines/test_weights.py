@@ -13,7 +13,7 @@ from flray.engines.engine import Block
 from flray.engines.lightning import Lightning
 from flray.engines.loop import Loop
 from flray.engines.losses import BatchLoss, step_batch
-from flray.engines.plan import plan_client
+from flray.engines.plan import IndexPlan, plan_clients
 from flray.engines.training import LocalBatch, Training
 from flray.engines.vectorized import Vectorized
 from flray.errors import ExperimentError
@@ -55,12 +55,10 @@ def make(model: type[LightningModule], dtype: torch.dtype) -> tuple[list, Block]
 
 
 def weighted(block: Block, weights: list[np.ndarray]) -> Block:
-    plans = [
-        plan_client(np.arange(len(own)), TRAINING, 7, 0, i).weighted(own, weights[i])
-        for i, own in enumerate(SPLIT.train)
-    ]
+    positions = plan_clients([np.arange(n) for n in RAGGED], TRAINING, 7, 0, np.arange(len(RAGGED)))
+    plans = tuple(map(IndexPlan.weighted, positions, SPLIT.train, weights))
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(plans, block.plans, strict=True))
-    return replace(block, plans=tuple(plans))
+    return replace(block, plans=plans)
 
 
 def drawn() -> list[np.ndarray]:
