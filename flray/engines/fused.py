@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from triton import cdiv
 
 from flray.engines.fused_kernels import forward, input_gradient, weight_gradient
 from flray.engines.stacked_layers import Convolution, Layer, MaxPool, Relu, Saved, Sink, padded
@@ -77,9 +78,9 @@ class FusedConvolution(Convolution):
         num_windows = y.shape[1] * out[0] * out[1]
         tile = _tile(out[2])
         settings = FORWARD_OF_FEW if x.shape[4] % BLOCK else FORWARD
-        num_tiles = _ceil(num_windows * math.prod(self.pool), settings["BM"])
+        num_tiles = cdiv(num_windows * math.prod(self.pool), settings["BM"])
         bias = None if self.bias is None else w[self.bias].contiguous()
-        forward[len(x) * num_tiles, _ceil(out[2], tile)](
+        forward[len(x) * num_tiles, cdiv(out[2], tile)](
             *(x, kernel, bias, y, winners, kernel.stride(0), num_windows),
             **self._sizes(x, y),
             RELU=self.relu,
@@ -110,8 +111,8 @@ class FusedConvolution(Convolution):
         dx = x.new_empty(*x.shape[:2], rows, columns, x.shape[4])
         num_pixels = x.shape[1] * rows * columns
         tile = _tile(x.shape[4])
-        num_tiles = _ceil(num_pixels, INPUTS["BM"])
-        input_gradient[len(x) * num_tiles, _ceil(x.shape[4], tile)](
+        num_tiles = cdiv(num_pixels, INPUTS["BM"])
+        input_gradient[len(x) * num_tiles, cdiv(x.shape[4], tile)](
             *(dy, winners, turned, dx, turned.stride(0), num_pixels),
             **self._sizes(dx, dy),
             PADDING=self.padding,
@@ -125,12 +126,12 @@ class FusedConvolution(Convolution):
         entries, outputs = math.prod(self.kernel) * x.shape[4], dy.shape[4]
         num_windows = math.prod(dy.shape[1:4])
         tile = _tile(outputs)
-        num_tiles = _ceil(entries, BLOCK) * _ceil(outputs, tile)
-        parts = 1 if num_tiles >= ENOUGH_TILES else _ceil(num_windows, PART)
+        num_tiles = cdiv(entries, BLOCK) * cdiv(outputs, tile)
+        parts = 1 if num_tiles >= ENOUGH_TILES else cdiv(num_windows, PART)
         dw = x.new_empty(len(x), parts, outputs, entries)
         db = x.new_empty(len(x), parts, outputs)
         weight_gradient[len(x), num_tiles, parts](
-            *(x, dy, winners, dw, db, num_windows, _ceil(num_windows, parts)),
+            *(x, dy, winners, dw, db, num_windows, cdiv(num_windows, parts)),
             **self._sizes(x, dy),
             BN=tile,
             **(WEIGHTS_OF_FEW if x.shape[4] % BLOCK else WEIGHTS),
@@ -170,7 +171,3 @@ def fused(layers: Sequence[Layer]) -> list[Layer]:
 def _tile(channels: int) -> int:
     """Channels that a program takes: 16, 32 or 64."""
     return 16 if channels <= 16 else 32 if channels <= 32 else 64
-
-
-def _ceil(number: int, by: int) -> int:
-    return -(-number // by)
