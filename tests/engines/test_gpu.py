@@ -8,9 +8,7 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.client.host import HostSettings, start_host
 from flray.client.tasks import ClientsJob, Train
-from flray.data.events import make_timeline
 from flray.engines import vectorized
 from flray.engines.loop import Loop
 from flray.engines.training import Training
@@ -20,6 +18,7 @@ from flray.models.bank import build_seeded, params_of, stack
 
 from scenarios import (
     RAGGED,
+    host_over,
     largest_difference,
     largest_gap,
     models_at,
@@ -139,7 +138,6 @@ class CorrectedMaml:
 def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None:
     """A bank, memo and shared leaves on the CPU, as they come from a server; of 1, 3, 9 and 40
     samples, so the first client takes no steps."""
-    split = ragged_split()
     build = lambda: MODELS["mlp200"]((1, 28, 28), 10, hidden=20, dropout=0.5)  # noqa: E731
     bank = stack([params_of(build_seeded(build, seed).to(torch.float64)) for seed in range(3)])
     draw = torch.Generator().manual_seed(0)
@@ -150,9 +148,10 @@ def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None
     task = Train(TRAININGS[optimizer].paired(), CorrectedMaml(), t=1, shared=shared)
 
     def trained_on(device: str, engine: str, job: ClientsJob):
-        settings = HostSettings(engine, device, torch.float64, block=SLOTS, threads=1, seed=3)
         dataset = noise_dataset(sum(RAGGED), (1, 28, 28), "crop_flip")
-        host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
+        settings = {"device": device, "block": SLOTS, "seed": 3}
+        module = build_seeded(build, 0)
+        host = host_over(module, dataset, ragged_split(), engine, torch.float64, **settings)
         return [task(host, bank, job) for _ in range(2)][1]  # the recorded graph used again
 
     reference = trained_on("cpu", "loop", job)

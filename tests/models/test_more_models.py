@@ -6,10 +6,9 @@ import torch
 from pytorch_lightning import LightningModule
 
 from flray.algorithms.fedavg import FedAvg
-from flray.client.host import HostSettings, choose_engine, start_host
+from flray.client.host import choose_engine
 from flray.client.scoring import ScoreJob, score_models
 from flray.data.datasets.digits import Digits
-from flray.data.events import make_timeline
 from flray.engines.loop import Loop
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
@@ -20,6 +19,7 @@ from flray.models.resnet9 import Residual
 
 from scenarios import (
     block_of,
+    host_over,
     largest_difference,
     least_move,
     noise_dataset,
@@ -216,10 +216,7 @@ def test_a_few_steps_reconstruct_better_than_the_mean_image(name, fields, epochs
 
 
 def scores_of(module: LightningModule) -> tuple[np.ndarray, np.ndarray, LightningModule, tuple]:
-    split = ragged_split((20,))
-    settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    timeline = make_timeline(split, ())
-    host = start_host(module, noise_dataset(20, (1, 8, 8)), timeline, settings)
+    host = host_over(module, noise_dataset(20, (1, 8, 8)), ragged_split((20,)))
     (found,) = score_models(host, stack([params_of(module)]), [ScoreJob(0, np.arange(20))])
     return found.correct, found.loss, host.module, host.examples.batch(torch.arange(20))
 
