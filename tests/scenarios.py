@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -433,6 +434,14 @@ def processes_marked(name: str, folder: Path, title: str = "") -> list[int]:
             if is_ours and title.encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
+
+
+def wait_for(condition: Callable[[], object], what: str = "it", timeout_s: float = 60.0) -> None:
+    """Return as soon as the condition is true."""
+    deadline = monotonic() + timeout_s
+    while not condition():
+        assert monotonic() < deadline, f"waited {timeout_s:g} s for {what} in vain"
+        sleep(0.02)
 
 
 def is_alive(process: int | str) -> bool:

@@ -194,30 +194,6 @@ def test_what_was_received_is_not_changed() -> None:
         assert largest_gap(before, case.block.w0) == 0
 
 
-class Memo:
-    """A direction that reads the client's own memo, as SCAFFOLD does: g + c."""
-
-    def __call__(self, grad, w, batch, w0, memo):
-        g = grad(w, batch)
-        return {name: g[name] + memo[name] for name in g}
-
-
-def test_memos_reach_their_clients() -> None:
-    training = OPTIMIZERS["momentum"]
-    case = make("mlp200", torch.float64, training)
-    generator = torch.Generator().manual_seed(0)
-    memo = {
-        name: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) / 100
-        for name, leaf in case.block.w0.items()
-    }
-    block = Block(case.block.plans, case.block.w0, memo)
-    a = Loop(case.module, case.examples).train(block, training, Memo())
-    b = Vectorized(case.module, case.examples, SLOTS).train(block, training, Memo())
-    without = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedavg"])
-    assert largest_gap(a.params, b.params) < 1e-10
-    assert largest_gap(a.params, without.params) > 1e-3
-
-
 class FirstOrderMaml:
     """As first-order Per-FedAvg: the gradient of the second batch after a step on the first."""
 
