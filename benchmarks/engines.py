@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter, process_time
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 
@@ -26,7 +27,7 @@ from flray.data.events import make_timeline
 from flray.data.split import Split
 from flray.data.splits.iid import Iid
 from flray.engines.engine import Block, Engine
-from flray.engines.plan import plan_client
+from flray.engines.plan import plan_clients
 from flray.engines.training import Gradient, Training, plain_gradient
 from flray.models import MODELS
 from flray.models.bank import Params, build_seeded, params_of
@@ -108,7 +109,7 @@ def _measure(
 
 
 def _block(params: Params, examples: Ids, num_clients: int) -> Block:
-    plan = plan_client(examples, TRAINING, 0, 0, 0)
+    (plan,) = plan_clients([examples], TRAINING, 0, 0, np.array([0]))
     w0 = {name: leaf.clone().expand(num_clients, *leaf.shape) for name, leaf in params.items()}
     plans = tuple(replace(plan, client=k) for k in range(num_clients))
     controls = {f"{kind}/{n}": torch.zeros_like(w) for kind in ("c", "c_i") for n, w in w0.items()}

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from flray.client.host import HostSettings, start_host
 from flray.data.dataset import Dataset, Normalization
-from flray.data.events import make_timeline
-from flray.data.split import Split
 from flray.engines.training import Training
-from flray.execution.executor import Inline
 from flray.execution.federation import Federation
-from flray.models.bank import ModelBank, params_of, stack
+from flray.models.bank import ModelBank
 from flray.models.mixing import Aggregation
+
+from scenarios import federation_over, host_over, ragged_split
 
 Pairs = Sequence[tuple[int, int]]  # (x, y) of a client's examples
 Vector = NDArray[np.float64]
@@ -56,27 +54,14 @@ def linear_federation(
     **keywords: Any,
 ) -> Federation:
     """Clients with these examples, in float64; everybody takes part in every round."""
-    pairs = np.array([pair for own in clients for pair in own], dtype=np.int64).reshape(-1, 2)
-    ids = np.arange(len(pairs))
-    parts = tuple(np.split(ids, np.cumsum([len(own) for own in clients])[:-1]))
-    split = Split(ids, pairs[:, 1], parts, parts, parts)
+    joined = [pair for of_client in clients for pair in of_client]
+    pairs = np.array(joined, dtype=np.int64).reshape(-1, 2)
+    split = ragged_split([len(of_client) for of_client in clients], pairs[:, 1])
     images = pairs[:, 0].astype(np.uint8)[:, None, None, None]
     scale = Normalization((0.0,), (1 / 255,))  # pixels are x
-    dataset = Dataset("linear", images, pairs[:, 1], len(ids), 10, scale)
-    module = Linear().to(dtype=torch.float64)
-    host = HostSettings("loop", "cpu", torch.float64, len(clients), threads=1, seed=0)
-    timeline = make_timeline(split, ())
-    return Federation(
-        timeline=timeline,
-        initial=stack([params_of(module)]),
-        executor=Inline(start_host(module, dataset, timeline, host)),
-        training=training,
-        aggregation=aggregation,
-        participation=1.0,
-        block=len(clients),
-        seed=0,
-        **keywords,
-    )
+    dataset = Dataset("linear", images, pairs[:, 1], len(pairs), 10, scale)
+    host = host_over(Linear(), dataset, split, dtype=torch.float64)
+    return federation_over(host, training, aggregation=aggregation, **keywords)
 
 
 def run_rounds(algorithm: Any, fed: Federation, rounds: int) -> list[Any]:

@@ -4,8 +4,9 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,19 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from flray.cli import cli
-from flray.client.host import HostSettings, start_host
+from flray.client.host import EngineName, Host, HostSettings, start_host
 from flray.config.experiment import Experiment, parse_experiment
 from flray.config.overrides import override
-from flray.data.dataset import Dataset, Normalization
+from flray.data.dataset import Dataset, Ids, Normalization
 from flray.data.events import Timeline, make_timeline
 from flray.data.pixels import Examples, place_examples
 from flray.data.split import Split
-from flray.engines.engine import Block
-from flray.engines.plan import plan_client
+from flray.engines.engine import Block, BlockResult
+from flray.engines.plan import plan_clients
 from flray.engines.training import Training
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
-from flray.models.bank import Params, params_of
+from flray.models.bank import Params, params_of, stack
 from flray.models.mixing import Aggregation
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
@@ -89,6 +90,24 @@ def state_of(result: Result) -> Any:  # Any: the algorithm's own
     return checkpoint.state
 
 
+def without_seconds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table that are not times."""
+    return frame[[column for column in frame if not column.startswith("seconds")]]
+
+
+def assert_same_run(found: Result, expected: Result) -> None:
+    """Everything recorded is equal to the last bit, but for what the clock said."""
+    assert found.summary is not None
+    assert expected.summary is not None
+    assert {**found.summary, "seconds": 0} == {**expected.summary, "seconds": 0}
+    tables = (
+        (without_seconds(found.rounds), without_seconds(expected.rounds)),
+        (found.clients, expected.clients),
+    )
+    for one, other in tables:  # in whatever order the columns are
+        pd.testing.assert_frame_equal(one, other, check_exact=True, check_like=True)
+
+
 def run_experiment(
     experiment: Experiment,
     out: Path,
@@ -113,11 +132,11 @@ def run_written_once(experiment: Experiment, out: Path) -> Result:
         return run_experiment(experiment, out)
 
 
-def ragged_split(sizes: tuple[int, ...] = RAGGED) -> Split:
+def ragged_split(sizes: Sequence[int] = RAGGED, labels: Ids | None = None) -> Split:
     """Clients of these sizes; the same examples serve as validation and test."""
     ids = np.arange(sum(sizes))
     parts = tuple(np.split(ids, np.cumsum(sizes)[:-1]))
-    return Split(ids, ids % 10, parts, parts, parts)
+    return Split(ids, ids % 10 if labels is None else labels, parts, parts, parts)
 
 
 def noise_dataset(
@@ -145,10 +164,67 @@ def place(dataset: Dataset, split: Split, dtype: torch.dtype, device: str = "cpu
 
 def block_of(split: Split, module: Any, training: Training, t: int = 0) -> Block:
     """All clients of a split, each starting from the module's params."""
-    plans = tuple(plan_client(split.train[i], training, 7, t, i) for i in range(split.num_clients))
     num = split.num_clients
+    plans = plan_clients(split.train, training, 7, t, np.arange(num))
     w0 = {k: v.detach().clone().expand(num, *v.shape) for k, v in params_of(module).items()}
     return Block(plans, w0, {})
+
+
+def ragged_case(
+    module: Any,
+    training: Training,
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    *,
+    sizes: tuple[int, ...] = RAGGED,
+    augment: str = "none",
+    device: str = "cpu",
+) -> tuple[Examples, Block]:
+    """Noise for clients of these sizes, and the block in which they train the module.
+
+    The module is moved to device and precision in place.
+    """
+    split = ragged_split(sizes)
+    examples = place(noise_dataset(sum(sizes), shape, augment), split, dtype, device)
+    return examples, block_of(split, module.to(device=device, dtype=dtype), training)
+
+
+def host_over(
+    module: Any,
+    dataset: Dataset,
+    split: Split,
+    engine: EngineName = "loop",
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Host:
+    """A host of this process for all clients of a split."""
+    defaults = {"device": "cpu", "block": split.num_clients, "threads": 1, "seed": 0}
+    settings = defaults | settings
+    timeline = make_timeline(split, ())
+    return start_host(module, dataset, timeline, HostSettings(engine, dtype=dtype, **settings))
+
+
+def federation_over(host: Host, training: Training, **keywords: Any) -> Federation:
+    """The clients of a host, who all take part in every round."""
+    defaults = {
+        "initial": stack([params_of(host.module)]),
+        "aggregation": Aggregation(),
+        "block": host.timeline.at(1).num_clients,
+    }
+    return Federation(
+        timeline=host.timeline,
+        executor=Inline(host),
+        training=training,
+        participation=1.0,
+        seed=0,
+        **defaults | keywords,
+    )
+
+
+def some_clients(block: Block, positions: Sequence[int]) -> Block:
+    """The block of the clients at these positions."""
+    w0, memo = (models_at(leaves, positions) for leaves in (block.w0, block.memo))
+    return Block(tuple(block.plans[k] for k in positions), w0, memo)
 
 
 class Line(LightningModule):
@@ -175,22 +251,12 @@ def line_federation(
     owner = np.repeat(np.arange(len(sizes)), sizes)
     images = 255 * np.array(x, np.uint8)[owner].reshape(-1, 1, 1, 2)
     labels = np.array(y)[owner]
-    ids = np.arange(len(owner))
-    parts = tuple(np.split(ids, np.cumsum(sizes)[:-1]))
-    split = Split(ids, labels, parts, parts, parts)
-    dataset = Dataset("line", images, labels, len(ids), 10, Normalization((0.0,), (1.0,)))
-    settings = HostSettings("loop", "cpu", torch.float64, 2, 1, 0)
-    timeline = make_timeline(split, ())
-    host = start_host(Line().double(), dataset, timeline, settings)
-    return Federation(
-        timeline=timeline,
+    dataset = Dataset("line", images, labels, len(owner), 10, Normalization((0.0,), (1.0,)))
+    return federation_over(
+        host_over(Line(), dataset, ragged_split(sizes, labels), dtype=torch.float64, block=2),
+        Training(lr=lr, batch_size=max(sizes)),
         initial={"w": torch.tensor(starts[:1], dtype=torch.float64)},
-        executor=Inline(host),
-        training=Training(lr=lr, batch_size=max(sizes)),
-        aggregation=Aggregation(),
-        participation=1.0,
         block=2,
-        seed=0,
         draw=lambda n: {"w": torch.tensor(starts[n], dtype=torch.float64)},
     )
 
@@ -253,6 +319,34 @@ def tiny_federation(*overrides: str) -> Federation:
     return federation_of(tiny_experiment(*overrides))
 
 
+@dataclass(frozen=True)
+class Call:
+    """A question to an executor, and what it answered."""
+
+    task: Any
+    bank: Params
+    jobs: Sequence[Any]
+    outputs: list[Any]
+
+
+@dataclass(frozen=True)
+class Recorder(Inline):
+    """An executor that notes what it is asked."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def map(self, task: Any, bank: Params, jobs: Sequence[Any]) -> list[Any]:
+        self.calls.append(Call(task, bank, jobs, super().map(task, bank, jobs)))
+        return self.calls[-1].outputs
+
+
+def recorded(fed: Federation) -> tuple[Federation, list[Call]]:
+    """The federation of this process, and a list that gets what it asks its clients."""
+    assert isinstance(fed.executor, Inline)
+    recorder = Recorder(fed.executor.host)
+    return replace(fed, executor=recorder), recorder.calls
+
+
 def fail_jobs(patch: pytest.MonkeyPatch, fails: Callable[[Any, Any], bool]) -> None:
     """Let the jobs of this process fail of which fails(task, job) is True."""
     run = Inline._run
@@ -265,9 +359,32 @@ def fail_jobs(patch: pytest.MonkeyPatch, fails: Callable[[Any, Any], bool]) -> N
     patch.setattr(Inline, "_run", run_or_fail)
 
 
+def same_bits(a: Params, b: Params) -> bool:
+    """True if all leaves of one are those of the other."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def models_at(params: Params, positions: Sequence[int]) -> Params:
+    """The models at these positions."""
+    return {name: leaf[positions] for name, leaf in params.items()}
+
+
 def largest_gap(a: Params, b: Params) -> float:
     """The largest difference of two numbers at the same place of the same leaf."""
     return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for name in a)
+
+
+def largest_difference(a: BlockResult, b: BlockResult) -> float:
+    """The largest difference of two engines in a number of a model, or in the loss of a client."""
+    return max(largest_gap(a.params, b.params), float(np.abs(a.loss - b.loss).max()))
+
+
+def least_move(before: Params, after: Params) -> float:
+    """Of each model the number that has changed most: the least such change."""
+    changes = [
+        (after[name] - leaf).abs().reshape(len(leaf), -1).amax(1) for name, leaf in before.items()
+    ]
+    return float(torch.stack(changes).amax(0).min())
 
 
 def some_long(cases: Iterable[str], quick: Collection[str]) -> list[ParameterSet]:
@@ -334,6 +451,14 @@ def processes_marked(name: str, folder: Path, title: str = "") -> list[int]:
             if is_ours and title.encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
+
+
+def wait_for(condition: Callable[[], object], what: str = "it", timeout_s: float = 60.0) -> None:
+    """Return as soon as the condition is true."""
+    deadline = monotonic() + timeout_s
+    while not condition():
+        assert monotonic() < deadline, f"waited {timeout_s:g} s for {what} in vain"
+        sleep(0.02)
 
 
 def is_alive(process: int | str) -> bool:

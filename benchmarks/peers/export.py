@@ -12,7 +12,7 @@ import torch
 
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.data.pixels import place_examples
-from flray.engines.plan import plan_client
+from flray.engines.plan import plan_clients
 from flray.execution.executor import LazyExecutor
 from flray.models.bank import params_of
 from flray.runs.assemble import build_federation
@@ -52,7 +52,8 @@ def main() -> None:
 
 
 def _order(examples, settings, t, client):
-    plan = plan_client(examples, settings.train, settings.seed, t, client)
+    clients = np.array([client])
+    (plan,) = plan_clients([examples], settings.train, settings.seed, t, clients)
     return plan.ids[plan.mask]
 
 

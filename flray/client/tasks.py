@@ -127,8 +127,8 @@ class Train:
         seed = torch_seed(host.seed, "probe") if self.is_probe else host.seed
         examples = [split.trained_on(i) for i in job.clients]
         if job.rounds:
-            held = zip(job.clients, job.rounds, strict=True)
-            examples = [host.timeline.trained_on(i, rounds) for i, rounds in held]
+            pairs = zip(job.clients, job.rounds, strict=True)
+            examples = [host.timeline.trained_on(i, rounds) for i, rounds in pairs]
         at = [np.arange(len(ids)) for ids in examples] if job.weights else examples
         plans = plan_clients(at, self.training, seed, self.t, job.clients)
         if job.weights:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flray.data.dataset import Ids
 from flray.engines.plan import IndexPlan
 from flray.engines.training import Gradient, Training
 from flray.models.bank import Params
@@ -26,11 +25,6 @@ class Block:
     plans: tuple[IndexPlan, ...]  # one per client, which decides every batch
     w0: Params  # models, leaves (K, ...)
     memo: Params  # state that the gradient hook reads, leaves (K, ...); {} if there is none
-
-    @property
-    def clients(self) -> Ids:
-        """(K,) the clients, in the order of their plans."""
-        return np.array([plan.client for plan in self.plans], dtype=np.int64)
 
 
 @dataclass(frozen=True)

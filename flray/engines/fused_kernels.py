@@ -136,12 +136,12 @@ def input_gradient(
             inside = inside & (column < Y[1] * POOL[1]) & (m < num_pixels)
             window = (b * Y[0] + row // POOL[0]) * Y[1] + column // POOL[1]
             of_window = tl.where(inside, window * CHANNELS, 0)
-            place = (row % POOL[0]) * POOL[1] + column % POOL[1]
-            place = tl.where(inside, place, NOBODY - 1).to(tl.uint8)
+            in_window = (row % POOL[0]) * POOL[1] + column % POOL[1]
+            in_window = tl.where(inside, in_window, NOBODY - 1).to(tl.uint8)
             for start in tl.static_range(0, CHANNELS, BK):
                 n = start + tl.arange(0, BK)
                 at = of_window[:, None] + n[None, :]
-                won = tl.load(winners + at) == place[:, None]
+                won = tl.load(winners + at) == in_window[:, None]
                 a = tl.where(won, tl.load(dy + at), 0.0)
                 kernel = tl.load(w + entry * CHANNELS + of_channel[None, :] + n[:, None])
                 sums = tl.dot(a, kernel, sums, input_precision=PRECISION)
@@ -162,8 +162,8 @@ def input_gradient(
             )
             window = (b[:, None] * Y[0] + row // POOL[0]) * Y[1] + column // POOL[1]
             at = window * CHANNELS + n[None, :]
-            place = (row % POOL[0]) * POOL[1] + column % POOL[1]
-            won = tl.load(winners + at, mask=inside, other=NOBODY) == place.to(tl.uint8)
+            in_window = (row % POOL[0]) * POOL[1] + column % POOL[1]
+            won = tl.load(winners + at, mask=inside, other=NOBODY) == in_window.to(tl.uint8)
             a = tl.where(won, tl.load(dy + at, mask=inside, other=0.0), 0.0)
             is_entry = (q < ENTRIES)[:, None]
             kernel = tl.load(w + of_channel[None, :] + q[:, None], mask=is_entry, other=0.0)
@@ -220,10 +220,10 @@ def weight_gradient(
         winner = tl.load(winners + at, mask=is_entry, other=NOBODY)
         g = tl.load(dy + at, mask=is_entry, other=0.0)
         of_bias += tl.sum(tl.where(winner == NOBODY, 0.0, g), 0)
-        for place in tl.static_range(WINDOW):
-            corner = _corner(window, place, num_windows, X, Y, POOL)
+        for in_window in tl.static_range(WINDOW):
+            corner = _corner(window, in_window, num_windows, X, Y, POOL)
             a = tl.load(x + corner[:, None] + offset[None, :])
-            here = tl.where(winner == place, g, 0.0)
+            here = tl.where(winner == in_window, g, 0.0)
             sums = tl.dot(tl.trans(here), a, sums, input_precision=PRECISION)
     row = tl.num_programs(2) * k + part
     q = tile_q * BK + tl.arange(0, BK)

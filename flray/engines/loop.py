@@ -1,7 +1,7 @@
 """Engine `loop`: one client after another, one step after another; the plain reference."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,11 +89,13 @@ def train_one_by_one(
     losses: list[float] = []
     logs: list[Logged] = []
     for k, plan in enumerate(block.plans):
-        w0, memo = ({n: leaf[k] for n, leaf in each.items()} for each in (block.w0, block.memo))
+        w0, memo = ({n: leaf[k] for n, leaf in rows.items()} for rows in (block.w0, block.memo))
         load_params(module, w0)
         extra = {name: w0[name].clone() for name in w0.keys() - params_of(module).keys()}
         module.train()  # Lightning leaves it in evaluation mode
-        with own_generator(plan, device), logged(module) as values, restored_state(module):
+        # A module's own nn.Dropout draws from torch's generator: by seed, round and client alone.
+        seed = int(plan.keys[0, 0]) if plan.num_steps else None
+        with seeded_generator(seed, device), logged(module) as values, restored_state(module):
             losses.append(train_client(plan, w0, memo, extra))
         logs.append(values)
         after = params_of(module) | extra
@@ -119,12 +121,3 @@ def restored_state(module: LightningModule) -> Iterator[None]:
         for metric in module.modules():
             if isinstance(metric, Metric):
                 metric.reset()
-
-
-def own_generator(plan: IndexPlan, device: torch.device) -> AbstractContextManager[None]:
-    """A context in which torch's generator is seeded by the plan of a client.
-
-    For layers that draw from it, such as a user's nn.Dropout; their draws then depend on seed,
-    round and client alone. The generator is restored afterwards.
-    """
-    return seeded_generator(int(plan.keys[0, 0]) if plan.num_steps else None, device)

@@ -41,8 +41,8 @@ class IndexPlan:
     def weighted(self, examples: Ids, weights: NDArray[np.float64]) -> "IndexPlan":
         """This plan over positions 0..n-1 as one over the n examples with these weights.
 
-        >>> plan = plan_client(np.arange(2), Training(batch_size=2), seed=0, t=1, client=3)
-        >>> plan = plan.weighted(np.array([7, 9]), np.array([0.25, 0.75]))
+        >>> plans = plan_clients([np.arange(2)], Training(batch_size=2), 0, 1, np.array([3]))
+        >>> plan = plans[0].weighted(np.array([7, 9]), np.array([0.25, 0.75]))
         >>> sorted(zip(plan.ids.ravel().tolist(), plan.weight.ravel().tolist()))
         [(7, 0.25), (9, 0.75)]
         """
@@ -81,11 +81,6 @@ def batch_orders(
     order = np.full((num, epochs, num_used, size), -1, dtype=np.int64)
     order[..., :width] = positions[:, :, : num_used * width].reshape(num, epochs, num_used, width)
     return order.reshape(num, epochs * num_used // together, together, size)
-
-
-def plan_client(examples: Ids, training: Training, seed: int, t: int, client: int) -> IndexPlan:
-    """The plan of one client, as `plan_clients` makes it."""
-    return plan_clients([examples], training, seed, t, np.array([client]))[0]
 
 
 def plan_clients(

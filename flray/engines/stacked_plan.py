@@ -1,7 +1,7 @@
 """Index plans of a block as tensors: clients wait in lanes, and each lane goes through one slot."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -139,12 +139,11 @@ class StackedPlan:
     Slots without a client, and steps that a client does not take, have a mask that is False.
     """
 
-    ids: Tensor  # (slots, S, b, B) example ids
-    mask: Tensor  # (slots, S, b, B)
-    keys: Tensor  # (slots, S, b) for dropout and augmentation
+    # (slots, S, b, B) example ids, (slots, S, b, B) their mask, (slots, S, b) keys for dropout and
+    # augmentation and, unless all losses count alike, (slots, S, b, B) their weights
+    tensors: tuple[Tensor, ...]
     first: Seats  # the clients that begin; slots left over have the first one's model
     handovers: tuple[Handover, ...]  # in the order of steps
-    weight: Tensor | None = None  # (slots, S, b, B) of the losses; None: all count alike
 
     @classmethod
     def of(
@@ -161,57 +160,47 @@ class StackedPlan:
         ids = np.zeros((num_slots, num_steps, *batches), dtype=np.int64)
         mask = np.zeros((num_slots, num_steps, *batches), dtype=np.bool_)
         keys = np.zeros((num_slots, num_steps, batches[0]), dtype=np.int64)
-        weight = np.zeros(ids.shape) if block.plans[0].weight is not None else None
+        weights = [] if block.plans[0].weight is None else [np.zeros(ids.shape)]
         for slot, lane in enumerate(lanes):
             for k, end in zip(lane, ends[slot], strict=True):
                 plan = block.plans[k]
                 steps = slice(end - plan.num_steps, end)
                 ids[slot, steps], mask[slot, steps] = plan.ids, plan.mask
                 keys[slot, steps] = plan.keys
-                if weight is not None and plan.weight is not None:
+                for weight in weights:
                     weight[slot, steps] = plan.weight
-        tensors = [torch.from_numpy(array).to(device) for array in (ids, mask, keys)]
-        weights = None if weight is None else torch.from_numpy(weight).to(device)
+        tensors = tuple(torch.from_numpy(a).to(device) for a in (ids, mask, keys, *weights))
         beginning = [lanes[slot if slot < len(lanes) else 0][0] for slot in range(num_slots)]
         first = Seats.of(beginning, range(num_slots), device)
-        handovers = _handovers(lanes, ends, device)
-        return cls(tensors[0], tensors[1], tensors[2], first, handovers, weights)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """ids, mask, keys and, where there are any, weights."""
-        plan = (self.ids, self.mask, self.keys)
-        return plan if self.weight is None else (*plan, self.weight)
+        return cls(tensors, first, _handovers(lanes, ends, device))
 
     def with_room(self, num_steps: int) -> "StackedPlan":
         """The same plan in other memory, with room for more steps."""
         more = num_steps - self.num_steps
-        ids, mask, keys, *weight = (
-            F.pad(tensor, (*[0, 0] * (tensor.dim() - 2), 0, more)) for tensor in self.tensors
-        )
-        return StackedPlan(ids, mask, keys, self.first, self.handovers, *weight)
+        tensors = (F.pad(t, (*[0, 0] * (t.dim() - 2), 0, more)) for t in self.tensors)
+        return replace(self, tensors=tuple(tensors))
 
     @property
     def num_steps(self) -> int:
         """S, the steps of the longest lane."""
-        return self.ids.shape[1]
+        return self.tensors[0].shape[1]
 
 
 def _handovers(
     lanes: Sequence[Lane], ends: Sequence[Ids], device: torch.device
 ) -> tuple[Handover, ...]:
     """The handovers of lanes whose clients end after `ends` steps."""
-    done: dict[int, list[tuple[int, int]]] = {}  # end -> slot, place in its lane
+    done: dict[int, list[tuple[int, int]]] = {}  # end -> slot, turn of the client in its lane
     for slot, of_lane in enumerate(ends):
-        for place, end in enumerate(of_lane.tolist()):
-            done.setdefault(end, []).append((slot, place))
+        for turn, end in enumerate(of_lane.tolist()):
+            done.setdefault(end, []).append((slot, turn))
     handovers = []
 
-    def seats(places: Sequence[tuple[int, int]]) -> Seats:
-        return Seats.of([lanes[s][n] for s, n in places], [s for s, _ in places], device)
+    def seats(turns: Sequence[tuple[int, int]]) -> Seats:
+        return Seats.of([lanes[s][n] for s, n in turns], [s for s, _ in turns], device)
 
-    for end, places in sorted(done.items()):
-        followed = [(slot, place + 1) for slot, place in places if place + 1 < len(lanes[slot])]
-        following = seats(followed) if followed else None
-        handovers.append(Handover(end - 1, seats(places), following))
+    for end, turns in sorted(done.items()):
+        next_turns = [(slot, turn + 1) for slot, turn in turns if turn + 1 < len(lanes[slot])]
+        following = seats(next_turns) if next_turns else None
+        handovers.append(Handover(end - 1, seats(turns), following))
     return tuple(handovers)

@@ -89,17 +89,17 @@ class StackedModule:
 
         It computes the targets of a batch once, however many gradients a hook takes of it.
         """
-        written, known = self.written, list[tuple[LocalBatch, Targets]]()
+        written, computed = self.written, list[tuple[LocalBatch, Targets]]()
         assert written is not None
 
         def gradients_at(at: Params, batch: LocalBatch) -> tuple[Params, Tensor]:
-            targets = next((targets for seen, targets in known if seen is batch), None)
+            targets = next((targets for other, targets in computed if other is batch), None)
             if targets is None:
                 assert batch.mask is not None
                 weight = () if batch.weight is None else (batch.weight,)
                 classes, dtype = written.num_classes, batch.x.dtype
                 targets = Targets.of(batch.y, batch.mask, classes, dtype, *weight)
-                known.append((batch, targets))
+                computed.append((batch, targets))
             return written.gradients(targets, at, batch.keys, batch.x)
 
         return gradients_at

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -92,8 +92,7 @@ class Training:
 
     def only(self, leaves: Collection[str]) -> "PartTraining":
         """The same settings for training of these leaves; all others keep their bits."""
-        settings = {setting.name: getattr(self, setting.name) for setting in fields(Training)}
-        return PartTraining(**settings, leaves=frozenset(leaves))
+        return PartTraining(**vars(self) | {"leaves": frozenset(leaves)})
 
     def moves(self, leaf: str) -> bool:
         """True if a leaf of this name is trained; engines leave the bits of others alone."""

@@ -332,7 +332,7 @@ class Federation(Population):
         answered = np.flatnonzero(~np.isin(ids, list(failed)))
         losses = np.concatenate([[], *(result.loss for _, result in done)])
         models = TrainedModels(self.executor, task, bank, done, index=answered)
-        rounds = [own for job, _ in done for own in job.rounds]
+        rounds = [of_client for job, _ in done for of_client in job.rounds]
         num_steps = self.num_steps(ids, task.training, rounds)[answered]
         self.meter.note_logged([result.logged for _, result in done])
         self.meter.counts[CLIENT_STEPS] += int(num_steps.sum())

@@ -84,8 +84,8 @@ class Population:
         """
         sizes = [len(self._split.trained_on(i)) for i in clients.tolist()]
         if rounds:
-            held = zip(clients.tolist(), rounds, strict=True)
-            sizes = [len(self.timeline.trained_on(i, own)) for i, own in held]
+            pairs = zip(clients.tolist(), rounds, strict=True)
+            sizes = [len(self.timeline.trained_on(i, of_client)) for i, of_client in pairs]
         return num_local_steps(np.array(sizes, np.int64), training)
 
     def generator(self, purpose: str, *where: int) -> np.random.Generator:

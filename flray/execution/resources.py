@@ -50,10 +50,7 @@ class Actors:
     def __post_init__(self) -> None:
         if isinstance(self.count, int) and self.count < 1:
             raise ValueError(f"count must be >= 1 or per_client, got {self.count}")
-        if self.num_cpus < 0 or self.num_gpus < 0:
-            raise ValueError(
-                f"num_cpus and num_gpus must be >= 0, got {self.num_cpus} and {self.num_gpus}"
-            )
+        require_at_least(self, num_cpus=0, num_gpus=0)
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(f"num_gpus above 1 must be whole, got {self.num_gpus}")
         _check_memory(self.memory_gb)

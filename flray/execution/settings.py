@@ -74,7 +74,7 @@ class Execution:
             ExperimentError: CUDA is asked for, and there is no GPU or actors ask for none; or TF32
                 is asked for on a CPU.
         """
-        device = self._device()
+        device = self._device_of_an_actor() if self.executor == "ray" else self._device_here()
         if self.precision == "tf32" and device == "cpu":
             raise ExperimentError(
                 "execution.precision is tf32 but clients train on a CPU; choose float32, or "
@@ -82,9 +82,7 @@ class Execution:
             )
         return device
 
-    def _device(self) -> str:
-        if self.executor == "ray":
-            return self._device_of_an_actor()
+    def _device_here(self) -> str:
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():

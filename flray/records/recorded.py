@@ -245,25 +245,21 @@ class RunRecords:
         if later:
             replace_text(self._environment, to_json(environment))
 
-    def finish(self, summary: Row) -> None:
+    def finish(self, summary: Row, scores: "pd.DataFrame | None" = None) -> None:
         """Write clients.parquet and, last, summary.json: numbers that are not finite are null.
 
         After that the records are final, until `reopen`.
-        """
-        self._scores.replace(self._scores.table(is_final=False))
-        replace_text(self._summary, to_json(summary))
-        self._scores.remove_parts()
-
-    def conclude(self, scores: "pd.DataFrame", summary: Row) -> None:
-        """Finish with scores that were recorded elsewhere.
 
         Args:
-            scores: A table with the columns of clients.parquet.
-            summary: Numbers of summary.json.
+            scores: The table of clients.parquet; None: the scores that were recorded here.
         """
-        table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
+        if scores is None:
+            table = self._scores.table(is_final=False)
+        else:
+            table = pa.Table.from_pandas(scores, preserve_index=False).replace_schema_metadata(None)
         self._scores.replace(table)
         replace_text(self._summary, to_json(summary))
+        self._scores.remove_parts()
 
     def reopen(self) -> None:
         """Make a finished run one that goes on: scores as parts again, and no summary."""

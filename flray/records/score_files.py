@@ -77,12 +77,11 @@ class ScoreFiles:
 
         Columns that only some parts have, such as the group, are null in the others.
         """
+        if files := [self.path] if is_final else self._files():
+            return tables.join([tables.read(file, required=REQUIRED) for file in files])
         nothing = np.empty(0, np.int64)
         scores = ClientScores(nothing, nothing, nothing, np.empty(0))
-        empty = _client_rows(0, PARTS[0], scores, nothing, None)
-        if is_final:
-            return tables.read_with(self.path, REQUIRED)
-        return tables.join([tables.read_with(f, REQUIRED) for f in self._files()] or [empty])
+        return _client_rows(0, PARTS[0], scores, nothing, None)
 
     def num_evaluations(self, t: int, is_final: bool) -> int:
         """How many parts were scored until round t, each part of each round counted once."""

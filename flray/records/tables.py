@@ -28,8 +28,14 @@ def write(path: Path, table: pa.Table) -> None:
     replace_file(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
 
 
-def read(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read(
+    path: Path, columns: list[str] | None = None, required: Sequence[str] = (ROUND,)
+) -> pa.Table:
     """The table of a file, or some of its columns.
+
+    Args:
+        columns: those that are read; None: all.
+        required: those that must be there if all are read.
 
     Raises:
         ExperimentError: if the file is missing or damaged: a checksum does not fit, a column is
@@ -41,16 +47,12 @@ def read(path: Path, columns: list[str] | None = None) -> pa.Table:
         for name, kind in zip(table.column_names, table.schema.types, strict=True):
             if name != PART and not _is_number(kind):
                 raise ValueError(f"the column {name!r} holds values of type {kind}, not numbers")
-        _require_columns(table, columns or [ROUND])
+        missing = [name for name in columns or required if name not in table.column_names]
+        if missing:
+            raise ValueError(f"there is no column {missing[0]!r}")
+        if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
+            raise ValueError(f"the column {ROUND!r} must hold whole numbers")
         return table
-
-
-def read_with(path: Path, columns: Sequence[str]) -> pa.Table:
-    """As `read`, for a table that must have these columns among others."""
-    table = read(path)
-    with reading(path):
-        _require_columns(table, columns)
-    return table
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:  # Any: numbers
@@ -68,14 +70,6 @@ def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
     return any(test(kind) for test in tests)
-
-
-def _require_columns(table: pa.Table, columns: Sequence[str]) -> None:
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        raise ValueError(f"there is no column {missing[0]!r}")
-    if table[ROUND].null_count or not pa.types.is_integer(table[ROUND].type):
-        raise ValueError(f"the column {ROUND!r} must hold whole numbers")
 
 
 def round_of(path: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from flray.config.experiment import Experiment
 from flray.records.run_directory import RunDirectory
 from flray.runs.assemble import build_server, prepare_in
-from flray.runs.conduct import ComputeRounds, Monitor, OnRound, ShouldStop, conduct
+from flray.runs.conduct import Monitor, OnRound, ShouldStop, conduct
 from flray.runs.preparing import Prepared
 from flray.server.evaluation import RoundRow
 from flray.server.summary import checked_summary
@@ -51,14 +51,13 @@ def run_experiment(
     """
     directory = RunDirectory(out.absolute())
     (directory.check_resume if resume else directory.check_start)(experiment.plain)
+    if directory.is_finished(experiment.plain):  # but a tracker may still lack rounds of it
+        conduct(lambda *_: True, directory.path, monitor, experiment)
+        return checked_summary(directory)
     on_ray = experiment.settings.execution.executor == "ray"
-    compute_rounds = _compute_on_actors if on_ray else _compute_here
-    compute: ComputeRounds = partial(compute_rounds, experiment, directory)
-    was_finished = directory.is_finished(experiment.plain)
-    if was_finished:
-        compute = _compute_nothing  # a tracker may still lack rounds of it
-    conduct(compute, directory.path, monitor, experiment)
-    return checked_summary(directory) if was_finished else directory.summary()
+    compute = _compute_on_actors if on_ray else _compute_here
+    conduct(partial(compute, experiment, directory), directory.path, monitor, experiment)
+    return directory.summary()
 
 
 def _compute_here(
@@ -89,8 +88,3 @@ def _compute_on_actors(
     processes = start_processes(parts.plan, parts.payload.settings.threads)
     build = pickled(partial(build_server, experiment, parts))
     return run_on_actors(Run(build, directory.path, on_round, should_stop), processes)
-
-
-def _compute_nothing(*_: object) -> bool:
-    """Compute no rounds, because all are done."""
-    return True

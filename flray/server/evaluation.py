@@ -4,7 +4,7 @@ With `on: global` models are judged on the whole test set too, with `fine_tune` 
 on the client's own data. Neither changes what is trained, nor any other column.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,35 +72,24 @@ def _num_images(split: Split, part: str, clients: Ids) -> int:
     if part == "global":
         return len(split.global_test)  # one example per image
     parts = {"test": split.test, "validation": split.validation}[part]
-    return len(distinct(split.image_ids[np.concatenate([parts[i] for i in clients])]))
+    image_ids, _ = distinct(split.image_ids[np.concatenate([parts[i] for i in clients])])
+    return len(image_ids)
 
 
-def distinct(ids: Ids) -> Ids:
-    """Each id once, ascending; without sorting if there are many ids for their range.
+def distinct(ids: Ids) -> tuple[Ids, Ids]:
+    """Each id once, ascending, and the position of each of `ids` among them.
 
-    >>> distinct(np.array([3, 1, 3])).tolist()
-    [1, 3]
+    Without sorting if there are many ids for their range.
+
+    >>> distinct(np.array([3, 1, 3]))
+    (array([1, 3]), array([1, 0, 1]))
     """
     if not len(ids) or ids.max() > LARGEST_RANGE * len(ids):
-        return np.unique(ids)
+        once = np.unique(ids)
+        return once, np.searchsorted(once, ids)
     is_there = np.zeros(int(ids.max()) + 1, np.bool_)
     is_there[ids] = True
-    return np.flatnonzero(is_there)
-
-
-def position_finder(ids: Ids) -> Callable[[Ids], Ids]:
-    """A function that returns the positions of ids in `ids`, which are distinct and ascending.
-
-    Ids that are asked for must be among them; for others the result is undefined.
-
-    >>> position_finder(np.array([1, 3, 90]))(np.array([90, 1])).tolist()
-    [2, 0]
-    """
-    if not len(ids) or ids[-1] > LARGEST_RANGE * len(ids):
-        return lambda wanted: np.searchsorted(ids, wanted)
-    positions = np.empty(int(ids[-1]) + 1, np.int64)
-    positions[ids] = np.arange(len(ids))
-    return positions.__getitem__
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[ids]
 
 
 def evaluate(
@@ -192,12 +181,14 @@ def score_clients(
     for i, use in zip(clients.tolist(), uses, strict=True):
         groups.setdefault(use, []).append(i)
     members = dict(sorted(groups.items()))
-    examples = {u: distinct(np.concatenate([part[i] for i in who])) for u, who in members.items()}
-    jobs = [ScoreJob(u, ids, shares) for (u, shares, _), ids in examples.items()]
+    joined = {use: distinct(np.concatenate([part[i] for i in who])) for use, who in members.items()}
+    jobs = [ScoreJob(row, ids, shares) for (row, shares, _), (ids, _) in joined.items()]
     answers = score(fed, bank, jobs)
     by_client: dict[int, PartScore] = {}
-    for (u, ids), answer in zip(examples.items(), answers, strict=True):
-        find = position_finder(ids)
-        for i in members[u]:
-            by_client[i] = part_score(scores, answer, find(part[i]))
+    for (use, (_, positions)), answer in zip(joined.items(), answers, strict=True):
+        first = 0
+        for i in members[use]:
+            last = first + len(part[i])
+            by_client[i] = part_score(scores, answer, positions[first:last])
+            first = last
     return _client_scores(clients, [by_client[i] for i in clients.tolist()], scores)

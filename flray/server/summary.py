@@ -250,10 +250,10 @@ def _megabits(rounds: "pd.DataFrame", until: int, num_clients: int, kind: str) -
 def _of_clustering(rounds: "pd.DataFrame") -> RoundRow:
     """Numbers of the last clustering, or means over all of them (`Column.is_mean`)."""
     columns = (name for name in MEASURE_COLUMNS if CLUSTERING + name in rounds)
-    found = {name: rounds[CLUSTERING + name].dropna() for name in columns}
+    recorded = {name: rounds[CLUSTERING + name].dropna() for name in columns}
     row: RoundRow = {
         name: float(values.mean() if MEASURE_COLUMNS[name].is_mean else values.iloc[-1])
-        for name, values in found.items()
+        for name, values in recorded.items()
         if len(values)
     }
     is_overlapping = CLUSTERING_OVERLAPPING in rounds

@@ -194,7 +194,7 @@ class Assembly:
         sha256 = sha256_of(records["models"][SHA256].tolist())
         target = self.experiment.settings.evaluate.target
         summary = summarise_run(directory, payload.timeline, target, sha256)
-        directory.conclude(scores, {**facts_of(self.experiment, payload), **summary})
+        directory.finish({**facts_of(self.experiment, payload), **summary}, scores)
 
     def _all_scores(self, later: pd.DataFrame) -> pd.DataFrame:
         """A row for each client and evaluation, as a run that scored all of them would have it."""

@@ -11,13 +11,11 @@ from flray.algorithms.clove import best_number
 from flray.algorithms.flexcfl import FlexCfl
 from flray.algorithms.flhc import FlhcState
 from flray.algorithms.ifca import Ifca, farthest
-from flray.client.host import HostSettings, start_host
 from flray.client.subspace import DescribeSubspace, singular_vectors
 from flray.client.tasks import ClientsJob
 from flray.clustering.points import Points
 from flray.clustering.subspace import PrincipalAngles
 from flray.data.dataset import Normalization
-from flray.data.events import make_timeline
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.bank import ModelBank
@@ -26,7 +24,7 @@ from flray.records.clusterings import read_clusterings
 from flray.records.run_directory import RunDirectory
 
 from linear import linear_federation
-from scenarios import Line, line_federation, noise_dataset, ragged_split, sha
+from scenarios import Line, host_over, line_federation, noise_dataset, ragged_split, sha
 
 PACFL = "{name: pacfl, clustering: {partition: {linkage: average, number: 2}}}"
 
@@ -77,8 +75,7 @@ def test_subspaces_are_of_pixels_as_they_are(augment) -> None:
         noise_dataset(53, (1, 8, 8), augment), normalization=Normalization((0.5,), (0.25,))
     )
     split = ragged_split()
-    settings = HostSettings("loop", "cpu", torch.float32, 4, 1, 0)
-    host = start_host(Line(), centred, make_timeline(split, ()), settings)
+    host = host_over(Line(), centred, split)
     (basis,) = DescribeSubspace(3, per_label=False, t=1)(host, {}, ClientsJob(np.array([3])))
     pixels = centred.images[split.train[3]].reshape(40, -1) / 255
     expected = np.linalg.svd(pixels)[2][:3]

@@ -5,7 +5,7 @@ import pytest
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.per_fedavg import PerFedAvg
-from flray.engines.plan import plan_client
+from flray.engines.plan import plan_clients
 from flray.engines.training import Training
 from flray.errors import ExperimentError
 from flray.models.mixing import Aggregation
@@ -19,7 +19,8 @@ TRAINING = Training(lr=0.05, epochs=2, batch_size=1)
 
 def pairs_of(client: int, t: int) -> list[list[tuple[int, int]]]:
     """The two examples of each step, in the order that the client's plan has for the round."""
-    plan = plan_client(np.arange(len(CLIENTS[client])), TRAINING.paired(), 0, t, client)
+    ids = np.arange(len(CLIENTS[client]))
+    (plan,) = plan_clients([ids], TRAINING.paired(), 0, t, np.array([client]))
     return [[CLIENTS[client][place] for place in step] for step in plan.ids[:, :, 0]]
 
 

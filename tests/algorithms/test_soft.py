@@ -14,21 +14,25 @@ from flray.algorithms.fedprox import FedProx
 from flray.algorithms.fedrc import FedRc, label_shares
 from flray.algorithms.fedsoft import FedSoft
 from flray.algorithms.local import Local
-from flray.client.host import HostSettings, start_host
 from flray.client.tasks import ExampleLosses, Train
 from flray.data.dataset import Dataset, Normalization
-from flray.data.events import make_timeline
-from flray.data.split import Split
 from flray.engines.training import Training
 from flray.errors import ExperimentError
-from flray.execution.executor import Inline
 from flray.execution.federation import Federation
-from flray.models.bank import MixtureBank, build_seeded, params_of, stack
+from flray.models.bank import MixtureBank, build_seeded, params_of
 from flray.models.mixing import Aggregation
 from flray.models.mlp200 import Mlp200
 
 from linear import START, gradient, linear_federation, run_rounds, vector
-from scenarios import fail_jobs, sha, some_long, state_of
+from scenarios import (
+    fail_jobs,
+    federation_over,
+    host_over,
+    ragged_split,
+    sha,
+    some_long,
+    state_of,
+)
 
 # Two lines, y = 2 x and y = 9 - x; the last client has examples of both.
 CLIENTS = [
@@ -151,26 +155,15 @@ def crossed_federation() -> tuple[Federation, np.ndarray]:
     classes = np.concatenate([rng.integers(0, 5, per) + 5 * upper[i] for i in range(num)])
     x = centres[classes] + 0.5 * rng.normal(size=(num * per, 16))
     images = np.clip(128 + 32 * x, 0, 255).astype(np.uint8).reshape(-1, 1, 4, 4)
-    labels, ids = (classes + 5 * np.repeat(swapped, per)) % 10, np.arange(num * per)
-    parts = tuple(np.split(ids, num))
-    timeline = make_timeline(Split(ids, labels, parts, parts, parts), ())
-    dataset = Dataset("crossed", images, labels, len(ids), 10, Normalization((0.5,), (0.125,)))
+    labels = (classes + 5 * np.repeat(swapped, per)) % 10
+    split, scale = ragged_split([per] * num, labels), Normalization((0.5,), (0.125,))
+    dataset = Dataset("crossed", images, labels, len(labels), 10, scale)
 
     def draw(n: int) -> LightningModule:
         return build_seeded(lambda: Mlp200((1, 4, 4), 10, hidden=32), n)
 
-    settings = HostSettings("vectorized", "cpu", torch.float32, num, 1, 0)
-    fed = Federation(
-        timeline=timeline,
-        initial=stack([params_of(draw(0))]),
-        executor=Inline(start_host(draw(0), dataset, timeline, settings)),
-        training=Training(lr=0.3),
-        aggregation=Aggregation(),
-        participation=1.0,
-        block=num,
-        seed=0,
-        draw=lambda n: params_of(draw(n)),
-    )
+    host = host_over(draw(0), dataset, split, "vectorized")
+    fed = federation_over(host, Training(lr=0.3), draw=lambda n: params_of(draw(n)))
     return fed, swapped
 
 

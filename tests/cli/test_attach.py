@@ -16,7 +16,7 @@ from flray.config.overrides import override
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, processes_marked, run_experiment
+from scenarios import TINY, processes_marked, run_experiment, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -164,10 +164,7 @@ def test_what_does_not_fit_leaves_nothing_behind(runs, folder) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_when_all_are_done_no_process_is_left(folder) -> None:
-    deadline = time.monotonic() + 60
-    while left := processes_marked(MARK, folder):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+    wait_for(lambda: not processes_marked(MARK, folder), "the end of all processes")
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert any(path.name == "server.log" for path in files)
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]

@@ -19,10 +19,9 @@ from flray.client.embedding import (
     k_means,
 )
 from flray.client.encoder_training import EncoderTraining
-from flray.client.host import Host, HostSettings, start_host
+from flray.client.host import Host
 from flray.client.tasks import ClientsJob
 from flray.data.dataset import Normalization
-from flray.data.events import make_timeline
 from flray.data.pixels import tensor_over
 from flray.models.bank import build_seeded, load_params, params_of
 from flray.models.conv_ae import ConvAe
@@ -30,7 +29,7 @@ from flray.models.mlp200 import Mlp200
 from flray.models.residual_conv_ae import ResidualConvAe
 from flray.models.supervised_ae import SupervisedAe
 
-from scenarios import noise_dataset, ragged_split
+from scenarios import host_over, noise_dataset, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -46,9 +45,7 @@ def start(dtype: torch.dtype = torch.float32, mean: float = 0.1) -> Host:
     split.image_ids[-40:] = split.image_ids[-80:-40]
     dataset = noise_dataset(sum(SIZES), SHAPE)
     dataset = replace(dataset, normalization=Normalization((mean,), (0.5,)))
-    settings = HostSettings("loop", "cpu", dtype, block=2, threads=1, seed=0)
-    model = Mlp200(SHAPE, num_classes=10, hidden=4)
-    return start_host(model, dataset, make_timeline(split, ()), settings)
+    return host_over(Mlp200(SHAPE, num_classes=10, hidden=4), dataset, split, dtype=dtype)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,9 @@ import pytest
 import torch
 
 from flray.client import scoring
-from flray.client.host import HostSettings, start_host
 from flray.client.scoring import ScoreJob, score_models
 from flray.client.tasks import ClientsJob, ExampleLosses
-from flray.data.events import make_timeline
 from flray.data.owned import Rows
-from flray.data.split import Split
 from flray.errors import ExperimentError
 from flray.models.bank import (
     MixtureBank,
@@ -23,18 +20,16 @@ from flray.models.conv_ae import ConvAe
 from flray.models.mlp import Linear
 from flray.models.mlp200 import Mlp200
 
-from scenarios import RAGGED, noise_dataset, ragged_split
+from scenarios import RAGGED, host_over, noise_dataset, ragged_split
 
 SHARES = (0.3, 0.7)  # neither is a float32
 
 
 def two_models(build) -> tuple:
     models = [build_seeded(build, seed) for seed in (0, 1)]
-    settings = HostSettings("vectorized", "cpu", torch.float64, 2, 1, 0)
-    timeline = make_timeline(ragged_split(), ())
     dataset = noise_dataset(sum(RAGGED), (1, 8, 8))
     bank = stack([{n: leaf.double() for n, leaf in params_of(m).items()} for m in models])
-    return start_host(models[0], dataset, timeline, settings), bank
+    return host_over(models[0], dataset, ragged_split(), "vectorized", torch.float64), bank
 
 
 def test_a_mixture_is_scored_by_the_mean_of_probabilities(monkeypatch) -> None:
@@ -58,10 +53,8 @@ def test_a_mixture_is_scored_by_the_mean_of_probabilities(monkeypatch) -> None:
 def test_a_mixture_predicts_the_mean_of_numbers() -> None:
     """Two models that predict 1 and 5, weighted 3 to 7: 3.8, and the error of 7 is 3.2."""
     rows = Rows(np.zeros((4, 3)), np.full(4, 7.0), np.zeros(4, int)).dataset("mine")
-    parts = (np.arange(4),)
-    split = Split(np.arange(4), rows.labels, parts, parts, parts)
-    settings = HostSettings("loop", "cpu", torch.float64, 1, 1, 0)
-    host = start_host(Linear((3,), 1).double(), rows, make_timeline(split, ()), settings)
+    split = ragged_split((4,), rows.labels)
+    host = host_over(Linear((3,), 1), rows, split, dtype=torch.float64)
     bank = {n: leaf.new_zeros(2, *leaf.shape) for n, leaf in params_of(host.module).items()}
     bank["layers.1.bias"] = torch.tensor([[1.0], [5.0]]).double()
     (mixture,) = score_models(host, bank, [ScoreJob(0, np.arange(4), SHARES)])

@@ -6,14 +6,12 @@ import torch
 from pytorch_lightning import LightningModule
 
 from flray.client import scoring
-from flray.client.host import HostSettings, start_host
 from flray.client.scoring import MOST_PIECES, PIECE, ScoreJob, score_models, score_shared
-from flray.data.events import make_timeline
 from flray.errors import ExperimentError
 from flray.models import MODELS
 from flray.models.bank import build_seeded, load_params, params_of, stack
 
-from scenarios import noise_dataset, ragged_split
+from scenarios import host_over, noise_dataset, ragged_split
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +29,8 @@ def host_of(name, threads=1, device="cpu"):
     )
     split = ragged_split((1, sum(SIZES)))
     dataset = noise_dataset(sum(SIZES) + 1, shape)
-    settings = HostSettings("vectorized", device, torch.float32, 5, threads, seed=0)
-    host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
+    settings = {"block": 5, "threads": threads, "device": device}
+    host = host_over(build_seeded(build, 0), dataset, split, "vectorized", **settings)
     models = [params_of(build_seeded(build, n)) for n in range(4)]
     return host, stack([{k: v.clone() for k, v in model.items()} for model in models])
 
@@ -55,8 +53,7 @@ def mine(shape):
     module.weight = torch.nn.Parameter(torch.zeros(1))
     dataset = noise_dataset(6, shape)
     assert dataset.labels[:5].any()
-    settings = HostSettings("loop", "cpu", torch.float32, 5, 1, seed=0)
-    return module, start_host(module, dataset, make_timeline(ragged_split((1, 5)), ()), settings)
+    return module, host_over(module, dataset, ragged_split((1, 5)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from flray.algorithms.fedprox import FedProx
 from flray.engines.convolutions import WIDEST, DirectConvolution, form_of
-from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.tracing import write_out_forward
 from flray.engines.training import Training, plain_gradient
@@ -17,7 +16,7 @@ from flray.engines.vectorized import Vectorized
 from flray.models.bank import build_seeded
 from flray.models.classifier import Classifier
 
-from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
+from scenarios import largest_gap, models_at, ragged_case, same_bits, some_clients
 
 SHAPE = (2, 9, 8)
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 4}
@@ -46,10 +45,8 @@ class TwoConvolutions(Classifier):
 
 
 def case(dtype: torch.dtype, training: Training):
-    module = build_seeded(TwoConvolutions, 0).to(dtype)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), SHAPE), split, dtype)
-    return module, examples, block_of(split, module, training)
+    module = build_seeded(TwoConvolutions, 0)
+    return module, *ragged_case(module, training, dtype, SHAPE)
 
 
 @pytest.mark.parametrize("optimizer", TRAININGS)
@@ -75,10 +72,8 @@ def test_slots_tiles_and_threads_change_no_bit_of_direct_convolutions() -> None:
     engine.threads = 2
     for tile, order in ((1, [2, 0]), (2, [3, 1, 0, 2]), (3, [1])):
         engine.tile = tile
-        w0 = {name: leaf[order] for name, leaf in block.w0.items()}
-        part = Block(tuple(block.plans[k] for k in order), w0, {})
-        found = engine.train(part, training, plain_gradient).params
-        assert all(torch.equal(leaf, expected[name][order]) for name, leaf in found.items())
+        params = engine.train(some_clients(block, order), training, plain_gradient).params
+        assert same_bits(params, models_at(expected, order))
 
 
 def test_forms_agree_to_rounding() -> None:

@@ -21,7 +21,7 @@ from flray.engines.vectorized import Vectorized
 from flray.models.bank import build_seeded
 from flray.models.classifier import Classifier
 
-from scenarios import RAGGED, block_of, noise_dataset, place, ragged_split
+from scenarios import ragged_case
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -148,10 +148,8 @@ def test_training_with_fused_layers_is_the_loop(fused, momentum, hook) -> None:
         pytest.skip("the interpreter is too slow to train")
     assert fused
     training = Training(lr=0.05, epochs=2, batch_size=4, momentum=momentum)
-    module = build_seeded(Pooled, 0).to(DEVICE)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), (2, 9, 8)), split, torch.float32, DEVICE)
-    block = block_of(split, module, training)
+    module = build_seeded(Pooled, 0)
+    examples, block = ragged_case(module, training, shape=(2, 9, 8), device=DEVICE)
     found = Vectorized(module, examples, 6, form="fused").train(block, training, hook).params
     expected = Loop(module, examples).train(block, training, hook).params
     for name, leaf in expected.items():

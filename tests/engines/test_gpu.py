@@ -8,18 +8,26 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.client.host import HostSettings, start_host
 from flray.client.tasks import ClientsJob, Train
-from flray.data.events import make_timeline
 from flray.engines import vectorized
-from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
 from flray.models import MODELS
 from flray.models.bank import build_seeded, params_of, stack
 
-from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
+from scenarios import (
+    RAGGED,
+    host_over,
+    largest_difference,
+    largest_gap,
+    models_at,
+    noise_dataset,
+    ragged_case,
+    ragged_split,
+    same_bits,
+    some_clients,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,10 +48,9 @@ def setup(model, dtype, device, training, augment="none", dropout=0.5):
     torch.backends.cudnn.allow_tf32 = False
     fields = {"mlp200": {"dropout": dropout}}.get(model, {})
     build = lambda: MODELS[model]((1, 28, 28), 10, **fields)  # noqa: E731
-    module = build_seeded(build, 0).to(dtype).to(device)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28), augment), split, dtype, device)
-    return module, examples, block_of(split, module, training)
+    module = build_seeded(build, 0)
+    case = ragged_case(module, training, dtype, (1, 28, 28), augment=augment, device=device)
+    return module, *case
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
@@ -53,21 +60,19 @@ def test_graphs_of_several_steps_are_the_loop_on_a_cpu(model, gradient, monkeypa
     training, hook = replace(TRAININGS["momentum"], epochs=5), GRADIENTS[gradient]
 
     def largest_clients(block):
-        w0 = {name: leaf[[3, 3]] for name, leaf in block.w0.items()}
-        return Block((block.plans[3],) * 2, w0, {})
+        return some_clients(block, [3, 3])
 
     module, examples, block = setup(model, torch.float64, "cpu", training)
     reference = Loop(module, examples).train(largest_clients(block), training, hook)
     module, examples, block = setup(model, torch.float64, "cuda", training)
     engine = Vectorized(module, examples, SLOTS)
     found = engine.train(largest_clients(block), training, hook)
-    assert largest_gap(reference.params, found.params) < 1e-10
-    assert np.abs(reference.loss - found.loss).max() < 1e-10
+    assert largest_difference(reference, found) < 1e-10
     (step,) = engine.graphs.values()
     assert step.several is not None
     monkeypatch.setattr(step, "several", None)
     singly = engine.train(largest_clients(block), training, hook)
-    assert all(torch.equal(singly.params[name], leaf) for name, leaf in found.params.items())
+    assert same_bits(singly.params, found.params)
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
@@ -82,8 +87,7 @@ def test_graphed_steps_are_the_loop_on_a_cpu(model, optimizer, gradient, augment
     engine = Vectorized(module, examples, SLOTS)
     for _ in range(2):  # the second time the recorded graph is used again
         found = engine.train(block, training, hook)
-        assert largest_gap(reference.params, found.params) < 1e-10
-        assert np.abs(reference.loss - found.loss).max() < 1e-10
+        assert largest_difference(reference, found) < 1e-10
     looped = Loop(module, examples).train(block, training, hook)
     assert largest_gap(reference.params, looped.params) < 1e-10
 
@@ -108,23 +112,17 @@ def test_bits_do_not_depend_on_slot_neighbours_or_repetition(model) -> None:
     engine = Vectorized(module, examples, SLOTS)
     together = engine.train(block, training, hook)
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2], [1, 3]):
-        some = Block(
-            tuple(block.plans[k] for k in order), {n: v[order] for n, v in block.w0.items()}, {}
-        )
-        again = engine.train(some, training, hook)
-        for name, leaf in again.params.items():
-            assert torch.equal(leaf, together.params[name][order]), (order, name)
+        again = engine.train(some_clients(block, order), training, hook)
+        assert same_bits(again.params, models_at(together.params, order)), order
 
 
 def test_longer_plans_record_anew() -> None:
     training, hook = TRAININGS["momentum"], GRADIENTS["fedavg"]
     module, examples, block = setup("mlp200", torch.float64, "cuda", training)
     engine = Vectorized(module, examples, SLOTS)
-    short = Block(block.plans[:2], {n: v[:2] for n, v in block.w0.items()}, {})
-    first = engine.train(short, training, hook)
+    first = engine.train(some_clients(block, [0, 1]), training, hook)
     whole = engine.train(block, training, hook)
-    for name, leaf in first.params.items():
-        assert torch.equal(leaf, whole.params[name][:2])
+    assert same_bits(first.params, models_at(whole.params, [0, 1]))
 
 
 class CorrectedMaml:
@@ -140,7 +138,6 @@ class CorrectedMaml:
 def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None:
     """A bank, memo and shared leaves on the CPU, as they come from a server; of 1, 3, 9 and 40
     samples, so the first client takes no steps."""
-    split = ragged_split()
     build = lambda: MODELS["mlp200"]((1, 28, 28), 10, hidden=20, dropout=0.5)  # noqa: E731
     bank = stack([params_of(build_seeded(build, seed).to(torch.float64)) for seed in range(3)])
     draw = torch.Generator().manual_seed(0)
@@ -151,16 +148,15 @@ def test_a_task_takes_its_params_memo_and_pairs_to_the_device(optimizer) -> None
     task = Train(TRAININGS[optimizer].paired(), CorrectedMaml(), t=1, shared=shared)
 
     def trained_on(device: str, engine: str, job: ClientsJob):
-        settings = HostSettings(engine, device, torch.float64, block=SLOTS, threads=1, seed=3)
         dataset = noise_dataset(sum(RAGGED), (1, 28, 28), "crop_flip")
-        host = start_host(build_seeded(build, 0), dataset, make_timeline(split, ()), settings)
+        settings = {"device": device, "block": SLOTS, "seed": 3}
+        module = build_seeded(build, 0)
+        host = host_over(module, dataset, ragged_split(), engine, torch.float64, **settings)
         return [task(host, bank, job) for _ in range(2)][1]  # the recorded graph used again
 
     reference = trained_on("cpu", "loop", job)
     for engine in ("vectorized", "loop"):
-        found = trained_on("cuda", engine, job)
-        assert largest_gap(reference.params, found.params) < 1e-10
-        assert np.abs(reference.loss - found.loss).max() < 1e-10
+        assert largest_difference(reference, trained_on("cuda", engine, job)) < 1e-10
     (single, *_) = job.alone()
     unmoved = trained_on("cuda", "vectorized", single)  # a whole block without steps
     assert largest_gap({name: leaf[2:] for name, leaf in bank.items()}, unmoved.params) == 0

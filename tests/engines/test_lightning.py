@@ -15,9 +15,9 @@ from flray.engines.loop import Loop
 from flray.engines.training import Training
 from flray.errors import ClientFailure, ExperimentError
 from flray.models import MODELS
-from flray.models.bank import build_seeded
+from flray.models.bank import Params, build_seeded
 
-from scenarios import RAGGED, TINY, block_of, noise_dataset, pairwise, place, ragged_split
+from scenarios import RAGGED, TINY, largest_gap, pairwise, ragged_case, same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,7 @@ GRADIENTS = {"fedavg": FedAvg().gradient, "fedprox": FedProx(mu=0.5).gradient}
 def setup(training: Training, augment: str = "none"):
     build = lambda: MODELS["mlp200"]((1, 28, 28), 10, hidden=20, dropout=0.5)  # noqa: E731
     module = build_seeded(build, 0)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28), augment), split, torch.float32)
-    return module, examples, block_of(split, module, training)
+    return module, *ragged_case(module, training, shape=(1, 28, 28), augment=augment)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +43,8 @@ def test_lightning_is_loop_bit_by_bit(optimizer, gradient, augment) -> None:
     module, examples, block = setup(training, augment)
     a = Loop(module, examples).train(block, training, hook)
     b = Lightning(module, examples).train(block, training, hook)
-    for name, leaf in a.params.items():
-        assert torch.equal(leaf, b.params[name]), name
-        assert not torch.equal(leaf, block.w0[name])
+    assert same_bits(a.params, b.params)
+    assert not any(torch.equal(leaf, block.w0[name]) for name, leaf in a.params.items())
     assert (a.loss == b.loss).all()
 
 
@@ -64,8 +61,7 @@ def test_a_gradient_elsewhere_is_that_of_loop() -> None:
     module, examples, block = setup(training)
     a = Loop(module, examples).train(block, training, TwoPoints())
     b = Lightning(module, examples).train(block, training, TwoPoints())
-    for name, leaf in a.params.items():
-        assert torch.allclose(leaf, b.params[name], atol=1e-6)
+    assert largest_gap(a.params, b.params) < 1e-6
 
 
 def test_memos_reach_their_clients() -> None:
@@ -79,7 +75,7 @@ def test_memos_reach_their_clients() -> None:
     full = Block(block.plans, block.w0, memo)
     a = Loop(module, examples).train(full, training, shifted)
     b = Lightning(module, examples).train(full, training, shifted)
-    assert all(torch.equal(leaf, b.params[name]) for name, leaf in a.params.items())
+    assert same_bits(a.params, b.params)
 
 
 class WithBatchNorm(LightningModule):
@@ -97,14 +93,12 @@ class WithBatchNorm(LightningModule):
 
 def test_batch_norm_and_its_statistics_are_those_of_loop() -> None:
     training = Training(lr=0.1, momentum=0.5, epochs=2, batch_size=4)
-    split = ragged_split((8, 12))
     module = build_seeded(WithBatchNorm, 0)
-    examples = place(noise_dataset(20), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training, shape=(1, 28, 28), sizes=(8, 12))
     a = Loop(module, examples).train(block, training, GRADIENTS["fedprox"])
     b = Lightning(module, examples).train(block, training, GRADIENTS["fedprox"])
     assert not torch.equal(a.params["layers.2.running_mean"], block.w0["layers.2.running_mean"])
-    assert all(torch.equal(leaf, b.params[name]) for name, leaf in a.params.items())
+    assert same_bits(a.params, b.params)
 
 
 SEEN: list[tuple[str, int]] = []
@@ -191,19 +185,16 @@ class Scheduled(LightningModule):
 @pytest.mark.parametrize("form", ["epoch", "step", "lists"])
 def test_a_modules_scheduler_is_followed_alike_by_both_engines(form, monkeypatch) -> None:
     training = Training(optimizer="module", epochs=3, batch_size=4)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED)), split, torch.float32)
 
-    def trained(engine, form: str):
+    def trained(engine, form: str) -> Params:
         monkeypatch.setattr(Scheduled, "form", form)
         module = build_seeded(Scheduled, 0)
-        return engine(module, examples).train(block_of(split, module, training), training, hook)
+        examples, block = ragged_case(module, training, shape=(1, 28, 28))
+        return engine(module, examples).train(block, training, GRADIENTS["fedavg"]).params
 
-    hook = GRADIENTS["fedavg"]
     a, b, plain = trained(Loop, form), trained(Lightning, form), trained(Loop, "plain")
-    for name, leaf in a.params.items():
-        assert torch.equal(leaf, b.params[name])
-        assert not torch.equal(leaf, plain.params[name])
+    assert same_bits(a, b)
+    assert not any(torch.equal(leaf, plain[name]) for name, leaf in a.items())
 
 
 class Manual(Scheduled):
@@ -229,16 +220,13 @@ class Manual(Scheduled):
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_two_optimizers_that_a_module_steps_are_one_over_all_its_parameters(gradient) -> None:
     training, hook = Training(optimizer="module", epochs=2, batch_size=4), GRADIENTS[gradient]
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), (1, 28, 28)), split, torch.float32)
     module, plain = build_seeded(Manual, 0), build_seeded(Scheduled, 0)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training, shape=(1, 28, 28))
     plain.form = "plain"
     a = Lightning(module, examples).train(block, training, hook)
     b = Loop(plain, examples).train(block, training, hook)
-    for name, leaf in a.params.items():
-        assert torch.equal(leaf, b.params[name])
-        assert not torch.equal(leaf, block.w0[name])
+    assert same_bits(a.params, b.params)
+    assert not any(torch.equal(leaf, block.w0[name]) for name, leaf in a.params.items())
 
 
 class Several(Scheduled):

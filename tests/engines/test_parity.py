@@ -26,7 +26,16 @@ from flray.models.bank import build_seeded
 from flray.models.dropout import KeyedDropout
 from flray.models.mlp200 import Mlp200
 
-from scenarios import RAGGED, block_of, largest_gap, noise_dataset, pairwise, place, ragged_split
+from scenarios import (
+    largest_difference,
+    largest_gap,
+    least_move,
+    models_at,
+    pairwise,
+    ragged_case,
+    same_bits,
+    some_clients,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -87,10 +96,8 @@ def make(model: str, dtype: torch.dtype, training: Training, augment: str = "non
         "flhc_cnn": lambda: MODELS["flhc_cnn"](shape, 10),
         "squared_error": SquaredError,
     }[model]
-    module = build_seeded(build, 0).to(dtype)
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), shape, augment), split, dtype)
-    return Case(module, examples, block_of(split, module, training))
+    module = build_seeded(build, 0)
+    return Case(module, *ragged_case(module, training, dtype, shape, augment=augment))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +118,8 @@ def test_vectorized_is_loop(model, optimizer, gradient, augment, dtype) -> None:
         case.block, training, GRADIENTS[gradient]
     )
     assert max(plan.num_steps for plan in case.block.plans) == 20
-    for k in range(len(RAGGED)):  # every client moved
-        assert (
-            max(float((a.params[n][k] - w[k]).abs().max()) for n, w in case.block.w0.items()) > 1e-3
-        )
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    assert largest_gap(a.params, b.params) < tolerance
-    assert np.abs(a.loss - b.loss).max() < tolerance
+    assert least_move(case.block.w0, a.params) > 1e-3
+    assert largest_difference(a, b) < (1e-10 if dtype == torch.float64 else 1e-5)
 
 
 @pytest.mark.long
@@ -126,7 +128,7 @@ def test_parity_of_the_large_cnn() -> None:
     case = make("flhc_cnn", torch.float64, training)
     a = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedprox"])
     b = Vectorized(case.module, case.examples, 4).train(case.block, training, GRADIENTS["fedprox"])
-    assert largest_gap(a.params, b.params) < 1e-10
+    assert largest_difference(a, b) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -147,26 +149,6 @@ def test_parity_would_fail_if_finished_clients_were_not_frozen(how, monkeypatch)
     assert largest_gap(reference.params, thawed.params) > 1e-4
 
 
-def only(block: Block, order: list[int]) -> Block:
-    return Block(
-        tuple(block.plans[k] for k in order),
-        {name: leaf[order] for name, leaf in block.w0.items()},
-        {name: leaf[order] for name, leaf in block.memo.items()},
-    )
-
-
-@pytest.mark.parametrize("model", ["mlp200", "lenet5"])
-def test_bits_do_not_depend_on_slot_or_neighbours(model) -> None:
-    training = OPTIMIZERS["momentum"]
-    case = make(model, torch.float32, training)
-    engine = Vectorized(case.module, case.examples, SLOTS)
-    together = engine.train(case.block, training, GRADIENTS["fedprox"])
-    for order in ([3, 1, 0, 2], [2], [1, 3]):
-        again = engine.train(only(case.block, order), training, GRADIENTS["fedprox"])
-        for name, leaf in again.params.items():
-            assert torch.equal(leaf, together.params[name][order]), (order, name)
-
-
 @pytest.mark.parametrize(
     ("model", "optimizer", "num_slots"),
     [
@@ -185,12 +167,11 @@ def test_clients_that_wait_for_a_slot_are_trained_to_the_same_bits(
     case = make(model, torch.float64, training)
     expected = Loop(case.module, case.examples).train(case.block, training, gradient)
     engine = Vectorized(case.module, case.examples, num_slots)
-    found = engine.train(case.block, training, gradient)
-    assert largest_gap(expected.params, found.params) < 1e-10
-    assert np.abs(expected.loss - found.loss).max() < 1e-10
-    alone = [engine.train(only(case.block, [k]), training, gradient) for k in range(4)]
-    for k, single in enumerate(alone):
-        assert all(torch.equal(leaf[0], found.params[n][k]) for n, leaf in single.params.items())
+    together = engine.train(case.block, training, gradient)
+    assert largest_difference(expected, together) < 1e-10
+    for k in range(4):
+        alone = engine.train(some_clients(case.block, [k]), training, gradient)
+        assert same_bits(alone.params, models_at(together.params, [k]))
 
 
 def test_slots_are_fewer_where_clients_differ_much_in_steps() -> None:
@@ -211,30 +192,6 @@ def test_what_was_received_is_not_changed() -> None:
     for engine in (Loop(case.module, case.examples), Vectorized(case.module, case.examples, SLOTS)):
         engine.train(case.block, training, GRADIENTS["fedavg"])
         assert largest_gap(before, case.block.w0) == 0
-
-
-class Memo:
-    """A direction that reads the client's own memo, as SCAFFOLD does: g + c."""
-
-    def __call__(self, grad, w, batch, w0, memo):
-        g = grad(w, batch)
-        return {name: g[name] + memo[name] for name in g}
-
-
-def test_memos_reach_their_clients() -> None:
-    training = OPTIMIZERS["momentum"]
-    case = make("mlp200", torch.float64, training)
-    generator = torch.Generator().manual_seed(0)
-    memo = {
-        name: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) / 100
-        for name, leaf in case.block.w0.items()
-    }
-    block = Block(case.block.plans, case.block.w0, memo)
-    a = Loop(case.module, case.examples).train(block, training, Memo())
-    b = Vectorized(case.module, case.examples, SLOTS).train(block, training, Memo())
-    without = Loop(case.module, case.examples).train(case.block, training, GRADIENTS["fedavg"])
-    assert largest_gap(a.params, b.params) < 1e-10
-    assert largest_gap(a.params, without.params) > 1e-3
 
 
 class FirstOrderMaml:
@@ -282,16 +239,11 @@ def test_engines_agree_on_steps_of_two_batches(model, optimizer, gradient, augme
     assert [plan.num_steps for plan in case.block.plans] == [0, 2, 2, 10]
     loop, *others = (engine.train(case.block, training, gradient) for engine in engines(case))
     w0 = case.block.w0
-    assert all(torch.equal(leaf[0], w0[name][0]) for name, leaf in loop.params.items())
-    for k in (1, 2, 3):  # every other client moved
-        assert (
-            max(float((leaf[k] - w0[n][k]).abs().max()) for n, leaf in loop.params.items()) > 1e-3
-        )
+    assert same_bits(models_at(loop.params, [0]), models_at(w0, [0]))
+    assert least_move(models_at(w0, [1, 2, 3]), models_at(loop.params, [1, 2, 3])) > 1e-3
     assert loop.loss[0] == 0
     assert (loop.loss[1:] > 0).all()
-    for other in others:
-        assert largest_gap(loop.params, other.params) < 1e-10
-        assert np.abs(loop.loss - other.loss).max() < 1e-10
+    assert max(largest_difference(loop, other) for other in others) < 1e-10
 
 
 def first_loss(case: Case, k: int) -> float:
@@ -307,8 +259,8 @@ def test_the_loss_of_a_step_is_that_of_its_first_gradient() -> None:
     case = make("mlp200", torch.float64, training)
     expected = first_loss(case, 2)  # nine samples: one step
     for engine in engines(case):
-        found = engine.train(only(case.block, [2]), training, SecondBatchFirst())
-        assert found.loss == pytest.approx([expected], abs=1e-10)
+        result = engine.train(some_clients(case.block, [2]), training, SecondBatchFirst())
+        assert result.loss == pytest.approx([expected], abs=1e-10)
 
 
 def test_the_second_batch_has_a_key_of_its_own() -> None:
@@ -333,22 +285,28 @@ def test_clients_without_steps_keep_their_models(dtype) -> None:
     training = OPTIMIZERS["momentum"].paired()
     case = make("mlp200", dtype, training)
     for engine, order in product(engines(case), ([0], [0, 0], [3, 0])):
-        found = engine.train(only(case.block, order), training, FirstOrderMaml())
-        for name, leaf in found.params.items():
-            assert torch.equal(leaf[-1], case.block.w0[name][0])
-        assert found.loss[-1] == 0
-        assert (found.loss[0] > 0) == (order[0] == 3)
+        result = engine.train(some_clients(case.block, order), training, FirstOrderMaml())
+        assert same_bits(models_at(result.params, [-1]), models_at(case.block.w0, [0]))
+        assert result.loss[-1] == 0
+        assert (result.loss[0] > 0) == (order[0] == 3)
 
 
-def test_bits_of_paired_steps_do_not_depend_on_slot_or_neighbours() -> None:
-    training = OPTIMIZERS["momentum"].paired()
-    case = make("mlp200", torch.float32, training, "crop_flip")
+@pytest.mark.parametrize(
+    ("model", "training", "gradient", "augment"),
+    [
+        ("mlp200", OPTIMIZERS["momentum"], GRADIENTS["fedprox"], "none"),
+        ("lenet5", OPTIMIZERS["momentum"], GRADIENTS["fedprox"], "none"),
+        ("mlp200", OPTIMIZERS["momentum"].paired(), FirstOrderMaml(), "crop_flip"),
+    ],
+    ids=["mlp200", "lenet5", "paired"],
+)
+def test_bits_do_not_depend_on_slot_or_neighbours(model, training, gradient, augment) -> None:
+    case = make(model, torch.float32, training, augment)
     engine = Vectorized(case.module, case.examples, SLOTS)
-    together = engine.train(case.block, training, FirstOrderMaml())
+    together = engine.train(case.block, training, gradient)
     for order in ([3, 1, 0, 2], [2], [1, 3]):
-        again = engine.train(only(case.block, order), training, FirstOrderMaml())
-        for name, leaf in again.params.items():
-            assert torch.equal(leaf, together.params[name][order]), (order, name)
+        again = engine.train(some_clients(case.block, order), training, gradient)
+        assert same_bits(again.params, models_at(together.params, order)), order
 
 
 def still(case: Case, leaves: set[str], params: dict[str, torch.Tensor]) -> bool:
@@ -405,10 +363,8 @@ class WithLbfgs(SquaredError):
 
 def test_loop_trains_batch_norm_and_its_statistics_travel() -> None:
     training = Training(lr=0.1, batch_size=4)
-    split = ragged_split((8, 8))
     module = build_seeded(WithBatchNorm, 0)
-    examples = place(noise_dataset(16, (1, 8, 8)), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training, sizes=(8, 8))
     result = Loop(module, examples).train(block, training, GRADIENTS["fedavg"])
     assert "layers.2.running_mean" in result.params
     assert float(result.params["layers.2.running_mean"].abs().max()) > 0
@@ -422,14 +378,12 @@ def test_loop_trains_batch_norm_and_its_statistics_travel() -> None:
 
 def test_torch_dropout_on_loop_depends_on_the_client_only() -> None:
     training = Training(lr=0.1, batch_size=4)
-    split = ragged_split()
     module = build_seeded(WithTorchDropout, 0)
-    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training)
     together = Loop(module, examples).train(block, training, GRADIENTS["fedavg"])
     torch.rand(3)
-    alone = Loop(module, examples).train(only(block, [3]), training, GRADIENTS["fedavg"])
-    assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
+    alone = Loop(module, examples).train(some_clients(block, [3]), training, GRADIENTS["fedavg"])
+    assert same_bits(alone.params, models_at(together.params, [3]))
 
 
 @pytest.mark.parametrize("engine", [Loop, Lightning])
@@ -452,13 +406,11 @@ def test_buffers_that_do_not_travel_are_those_of_the_module_for_each_client(engi
         example_losses = property()  # so that the engines ask for training_step
 
     training = Training(lr=0.1, batch_size=4)
-    split = ragged_split()
     module = build_seeded(Counting, 0)
-    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training)
     together = engine(module, examples).train(block, training, GRADIENTS["fedavg"])
-    alone = engine(module, examples).train(only(block, [3]), training, GRADIENTS["fedavg"])
-    assert largest_gap(alone.params, {k: v[[3]] for k, v in together.params.items()}) == 0
+    alone = engine(module, examples).train(some_clients(block, [3]), training, GRADIENTS["fedavg"])
+    assert same_bits(alone.params, models_at(together.params, [3]))
     assert int(module.steps) == 0
 
 
@@ -468,7 +420,7 @@ def test_buffers_that_do_not_travel_are_those_of_the_module_for_each_client(engi
 )
 def test_vectorized_refuses_by_name(build, reason) -> None:
     module = build()
-    examples = place(noise_dataset(4, (1, 8, 8)), ragged_split((4,)), torch.float32)
+    examples, _ = ragged_case(module, Training(), sizes=(4,))
     with pytest.raises(ExperimentError, match=f"{build.__name__}.*{reason}.*engine=loop"):
         Vectorized(module, examples, 2)
 
@@ -479,17 +431,16 @@ def test_vectorized_refuses_batch_norm_statistics() -> None:
             x, y = batch
             return nn.functional.cross_entropy(self(x), y, reduction="none")
 
-    examples = place(noise_dataset(4, (1, 8, 8)), ragged_split((4,)), torch.float32)
+    module = Both()
+    examples, _ = ragged_case(module, Training(), sizes=(4,))
     with pytest.raises(ExperimentError, match=r"layers\.2.*BatchNorm1d"):
-        Vectorized(Both(), examples, 2)
+        Vectorized(module, examples, 2)
 
 
 def train_stacked(module, **settings) -> None:
     """Train two clients of four examples by FedAvg on `vectorized`."""
     training = Training(batch_size=4, **settings)
-    split = ragged_split((4, 4))
-    examples = place(noise_dataset(8, (1, 8, 8)), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training, sizes=(4, 4))
     Vectorized(module, examples, 2).train(block, training, GRADIENTS["fedavg"])
 
 
@@ -536,11 +487,9 @@ def test_vectorized_refuses_a_layer_that_torch_cannot_stack() -> None:
 
 def test_frozen_parameters_stay_as_they_are() -> None:
     training = Training(lr=0.1, batch_size=4)
-    split = ragged_split()
     module = build_seeded(SquaredError, 0)
     module.hidden.weight.requires_grad_(False)
-    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float32)
-    block = block_of(split, module, training)
+    examples, block = ragged_case(module, training)
     for engine, how in product(
         (Loop(module, examples), Vectorized(module, examples, SLOTS)),
         (training, OPTIMIZERS["module"]),
@@ -570,10 +519,8 @@ class RandomFeatures(SquaredError):
 @pytest.mark.parametrize("build", [FrozenWeight, RandomFeatures])
 def test_each_client_has_its_own_leaves_that_are_not_trained(build) -> None:
     training = Training(lr=0.1, batch_size=4)
-    split = ragged_split()
-    module = build_seeded(build, 0).double()
-    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
-    block = block_of(split, module, training)
+    module = build_seeded(build, 0)
+    examples, block = ragged_case(module, training, torch.float64)
     w0 = {
         n: leaf * torch.arange(1, 5).view(4, *[1] * (leaf.dim() - 1))
         for n, leaf in block.w0.items()
@@ -598,10 +545,8 @@ def test_a_weight_that_two_layers_share_is_trained_as_one() -> None:
             return self.out(self.again(torch.tanh(self.hidden(x.flatten(1)))))
 
     training = OPTIMIZERS["sgd"]
-    split = ragged_split()
-    module = build_seeded(Tied, 0).double()
-    examples = place(noise_dataset(sum(RAGGED), (1, 8, 8)), split, torch.float64)
-    block = block_of(split, module, training)
+    module = build_seeded(Tied, 0)
+    examples, block = ragged_case(module, training, torch.float64)
     assert "hidden.weight" in block.w0  # under one name, so that a server optimiser moves it
     assert "again.weight" not in block.w0
     a, b = (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flray.engines.plan import num_local_steps, plan_client
+from flray.engines.plan import num_local_steps, plan_clients
 from flray.engines.training import PairedTraining, Training
 from flray.errors import ExperimentError
 from flray.randomness import generator, step_keys
@@ -16,7 +16,7 @@ OWN = np.arange(100, 200)  # ids of a client's examples
 
 
 def plan_of(num_examples: int, training: Training):
-    return plan_client(OWN[:num_examples], training, seed=5, t=2, client=9)
+    return plan_clients([OWN[:num_examples]], training, 5, 2, np.array([9]))[0]
 
 
 def order_of(num_examples: int, epochs: int) -> list[list[int]]:

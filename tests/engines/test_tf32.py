@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flray.client.host import HostSettings, start_host
-from flray.data.events import make_timeline
 from flray.engines.engine import InTf32
 from flray.engines.training import Training, plain_gradient
 from flray.errors import ExperimentError
@@ -14,7 +12,7 @@ from flray.execution.resources import Actors
 from flray.execution.settings import Execution
 from flray.models.mlp200 import Mlp200
 
-from scenarios import RAGGED, block_of, noise_dataset, ragged_split
+from scenarios import RAGGED, block_of, host_over, noise_dataset, ragged_split
 
 
 def settings_of_torch() -> tuple[str, bool]:
@@ -46,9 +44,8 @@ def test_torch_rounds_products_only_while_the_engine_trains(gradient) -> None:
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_host_trains_in_tf32_if_it_is_asked_to(tf32) -> None:
     split, training = ragged_split(), Training(lr=0.1, batch_size=4)
-    settings = HostSettings("auto", "cpu", torch.float32, 4, 1, seed=0, tf32=tf32)
-    dataset, module = noise_dataset(sum(RAGGED), (1, 8, 8)), Mlp200((1, 8, 8), 10)
-    host = start_host(module, dataset, make_timeline(split, ()), settings)
+    dataset = noise_dataset(sum(RAGGED), (1, 8, 8))
+    host = host_over(Mlp200((1, 8, 8), 10), dataset, split, "auto", tf32=tf32)
     assert isinstance(host.engine, InTf32) == tf32
     result = host.engine.train(block_of(split, host.module, training), training, plain_gradient)
     assert len(result.loss) == len(RAGGED)

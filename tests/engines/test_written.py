@@ -30,7 +30,15 @@ from flray.models.dropout import KeyedDropout, dropout_keys
 from flray.models.mlp import Mlp
 from flray.models.predictor import Batch
 
-from scenarios import RAGGED, block_of, largest_gap, noise_dataset, place, ragged_split
+from scenarios import (
+    largest_difference,
+    largest_gap,
+    least_move,
+    models_at,
+    ragged_case,
+    same_bits,
+    some_clients,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +74,7 @@ class TwoLosses(Functional):
 
 
 def case(module: LightningModule, training: Training, dtype: torch.dtype = torch.float64) -> Any:
-    split = ragged_split()
-    examples = place(noise_dataset(sum(RAGGED), SHAPE, "crop_flip"), split, dtype)
-    return examples, block_of(split, module.to(dtype), training)
+    return ragged_case(module, training, dtype, SHAPE, augment="crop_flip")
 
 
 def with_controls(block: Block) -> Block:
@@ -133,13 +139,9 @@ def test_written_out_is_loop(optimizer, hook) -> None:
     assert engine.written is not None
     assert engine.tile == 6
     engine.tile = 3  # two tiles, the second with two dummies
-    found = engine.train(block, training, HOOKS[hook])
     expected = Loop(module, examples).train(block, training, HOOKS[hook])
-    for k in range(len(RAGGED)):
-        moved = (expected.params[n][k] - w[k] for n, w in block.w0.items())
-        assert max(float(each.abs().max()) for each in moved) > 1e-3
-    assert largest_gap(expected.params, found.params) < 1e-10
-    assert np.abs(expected.loss - found.loss).max() < 1e-10
+    assert least_move(block.w0, expected.params) > 1e-3
+    assert largest_difference(expected, engine.train(block, training, HOOKS[hook])) < 1e-10
 
 
 class Dense(Classifier):
@@ -212,8 +214,7 @@ def test_steps_one_by_one_are_steps_in_groups(model, optimizer, hook, monkeypatc
         monkeypatch.setattr(Step, "_layer_keys", drawn)
     singly = engine.train(block, training, HOOKS[hook])
     assert largest_gap(block.w0, singly.params) > 1e-3
-    assert largest_gap(in_groups.params, singly.params) == 0
-    assert np.array_equal(in_groups.loss, singly.loss)
+    assert largest_difference(in_groups, singly) == 0
 
 
 @pytest.mark.parametrize("form", ["patches", "direct"])
@@ -265,13 +266,9 @@ def test_threads_tiles_and_slots_change_no_bit(hook) -> None:
     alone = engine.train(block, training, HOOKS[hook])
     engine.threads = 3
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2], [1, 3, 0]):
-        part = Block(
-            tuple(block.plans[k] for k in order), {n: w[order] for n, w in block.w0.items()}, {}
-        )
-        found = engine.train(part, training, HOOKS[hook])
-        for name, leaf in found.params.items():
-            assert torch.equal(leaf, alone.params[name][order]), (order, name)
-        assert np.array_equal(found.loss, alone.loss[order])
+        result = engine.train(some_clients(block, order), training, HOOKS[hook])
+        assert same_bits(result.params, models_at(alone.params, order)), order
+        assert np.array_equal(result.loss, alone.loss[order])
 
 
 def test_an_error_in_a_thread_is_raised() -> None:

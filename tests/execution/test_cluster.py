@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import ray
 from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 
-from scenarios import is_alive
+from scenarios import is_alive, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +136,4 @@ def test_no_process_of_a_cluster_outlives_a_killed_owner(tmp_path) -> None:
         assert any("Agent" in name or "python" in name for name in told["processes"].values())
         assert all(map(is_alive, told["processes"]))
         process.send_signal(signal.SIGKILL)
-    deadline = monotonic() + TIMEOUT_S
-    while left := [name for pid, name in told["processes"].items() if is_alive(pid)]:
-        assert monotonic() < deadline, left
-        sleep(0.1)
+    wait_for(lambda: not any(map(is_alive, told["processes"])), "their end", TIMEOUT_S)

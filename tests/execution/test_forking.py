@@ -9,7 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from flray.execution.forking import (
     kept_forking_python,
 )
 
-from scenarios import is_alive
+from scenarios import is_alive, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -68,13 +68,6 @@ def told_by(
         subprocess.run([*command, str(program), str(answer)], cwd=folder, env=env, stdout=out)
     wait_for(answer.exists)
     return json.loads(answer.read_text()), printed.read_text()
-
-
-def wait_for(condition: Any) -> None:
-    end = monotonic() + TIMEOUT_S
-    while not condition():
-        assert monotonic() < end, "it did not come"
-        sleep(0.02)
 
 
 def test_a_fork_is_the_process_that_was_asked_for(

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.client.host import HostSettings, start_host
 from flray.client.tasks import ClientsJob, ExampleLosses, Judge, _means
-from flray.data.events import make_timeline
 from flray.execution import federation as federation_module
 from flray.execution.federation import Cohort, Federation
 from flray.execution.trained import Trained
@@ -14,7 +12,7 @@ from flray.models.bank import ModelBank, build_seeded, load_params, params_of, s
 from flray.models.mixing import HeldModels
 from flray.models.mlp200 import Mlp200
 
-from scenarios import noise_dataset, ragged_split, tiny_federation
+from scenarios import host_over, noise_dataset, ragged_split, tiny_federation
 
 
 def two_models(fed: Federation) -> ModelBank:
@@ -72,10 +70,10 @@ def test_very_many_clients_are_judged_in_larger_blocks(monkeypatch) -> None:
 def test_a_client_is_judged_to_the_bits_of_its_own_mean() -> None:
     """Of clients with one example and with none too."""
     sizes = (1, 0, 3, 9, 200, 40, 0)
-    dataset, timeline = noise_dataset(sum(sizes)), make_timeline(ragged_split(sizes), ())
-    settings = HostSettings("vectorized", "cpu", torch.float32, 7, 2, seed=0)
     module = build_seeded(lambda: Mlp200((1, 28, 28), 10, hidden=20), 0)
-    host = start_host(module, dataset, timeline, settings)
+    host = host_over(
+        module, noise_dataset(sum(sizes)), ragged_split(sizes), "vectorized", threads=2
+    )
     bank = stack([params_of(build_seeded(lambda: Mlp200((1, 28, 28), 10, 20), n)) for n in (1, 2)])
     judged = Judge("train", 1)(host, bank, ClientsJob(np.arange(len(sizes))))
     losses = ExampleLosses(1)(host, bank, ClientsJob(np.arange(len(sizes))))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,6 +45,7 @@ from scenarios import (
     run_experiment,
     tiny_experiment,
     tiny_federation,
+    wait_for,
 )
 
 pytestmark = pytest.mark.slow
@@ -370,10 +371,7 @@ def test_an_actor_that_hangs_is_replaced(tmp_path, monkeypatch) -> None:
     result = run_experiment(parse_experiment(plain), tmp_path / "run", on_round=stop_one)
     quiet = flray.run(plain, tmp_path / "quiet", ["execution.executor=inline"])
     assert result.summary["params_sha256"] == quiet.summary["params_sha256"]
-    deadline = monotonic() + 30
-    while Path(f"/proc/{stopped[0]}").exists():
-        assert monotonic() < deadline, "the actor that hung was not killed"
-        sleep(0.1)
+    wait_for(lambda: not Path(f"/proc/{stopped[0]}").exists(), "the end of the actor that hung")
 
 
 def test_an_actor_that_waits_for_a_machine_is_handed_no_job(monkeypatch) -> None:

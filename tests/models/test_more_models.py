@@ -6,10 +6,9 @@ import torch
 from pytorch_lightning import LightningModule
 
 from flray.algorithms.fedavg import FedAvg
-from flray.client.host import HostSettings, choose_engine, start_host
+from flray.client.host import choose_engine
 from flray.client.scoring import ScoreJob, score_models
 from flray.data.datasets.digits import Digits
-from flray.data.events import make_timeline
 from flray.engines.loop import Loop
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
@@ -18,7 +17,16 @@ from flray.models import MODELS
 from flray.models.bank import build_seeded, load_params, params_of, stack
 from flray.models.resnet9 import Residual
 
-from scenarios import block_of, noise_dataset, place, ragged_split
+from scenarios import (
+    block_of,
+    host_over,
+    largest_difference,
+    least_move,
+    noise_dataset,
+    place,
+    ragged_case,
+    ragged_split,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -160,30 +168,22 @@ SLOW = {"resnet9": [pytest.mark.long]}
 def test_vectorized_is_loop(case) -> None:
     """Two clients, one and two steps, a padded batch each; SGD with momentum."""
     training = Training(lr=0.1, momentum=0.9, batch_size=4)
-    split, shape = ragged_split((3, 5)), STACKED[case]["image_shape"]
-    module = build(case.split()[0], **STACKED[case]).double()
-    examples = place(noise_dataset(8, shape), split, torch.float64)
-    block = block_of(split, module, training)
+    module, shape = build(case.split()[0], **STACKED[case]), STACKED[case]["image_shape"]
+    examples, block = ragged_case(module, training, torch.float64, shape, sizes=(3, 5))
     assert [plan.num_steps for plan in block.plans] == [1, 2]
     a = Loop(module, examples).train(block, training, GRADIENT)
     b = Vectorized(module, examples, 2).train(block, training, GRADIENT)
-    assert np.abs(a.loss - b.loss).max() < 1e-10
-    for k in range(2):
-        moved = max(float((a.params[n][k] - w[k]).abs().max()) for n, w in block.w0.items())
-        assert moved > 1e-4
-    for name, leaf in a.params.items():
-        assert float((leaf - b.params[name]).abs().max()) < 1e-10, name
+    assert least_move(block.w0, a.params) > 1e-4
+    assert largest_difference(a, b) < 1e-10
 
 
 def test_batch_norm_keeps_the_residual_autoencoder_off_the_stack() -> None:
     training = Training(optimizer="adam", lr=0.001, batch_size=4)
-    split = ragged_split((3, 5))
     module = build("residual_conv_ae", image_shape=(3, 8, 8))
-    examples = place(noise_dataset(8, (3, 8, 8)), split, torch.float32)
+    examples, block = ragged_case(module, training, shape=(3, 8, 8), sizes=(3, 5))
     with pytest.raises(ExperimentError, match=r"ResidualConvAe.*BatchNorm2d.*engine=loop"):
         Vectorized(module, examples, 2)
     assert choose_engine("auto", module, "cuda") == "loop"
-    block = block_of(split, module, training)
     found = Loop(module, examples).train(block, training, GRADIENT)
     assert np.isfinite(found.loss).all()
     assert sum("running_mean" in name for name in found.params) == 5
@@ -216,10 +216,7 @@ def test_a_few_steps_reconstruct_better_than_the_mean_image(name, fields, epochs
 
 
 def scores_of(module: LightningModule) -> tuple[np.ndarray, np.ndarray, LightningModule, tuple]:
-    split = ragged_split((20,))
-    settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    timeline = make_timeline(split, ())
-    host = start_host(module, noise_dataset(20, (1, 8, 8)), timeline, settings)
+    host = host_over(module, noise_dataset(20, (1, 8, 8)), ragged_split((20,)))
     (found,) = score_models(host, stack([params_of(module)]), [ScoreJob(0, np.arange(20))])
     return found.correct, found.loss, host.module, host.examples.batch(torch.arange(20))
 

@@ -1,20 +1,14 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from flray.client.host import HostSettings, start_host
-from flray.data.events import make_timeline
 from flray.engines.training import Training
-from flray.execution.executor import Inline
 from flray.execution.federation import Federation
 from flray.models import MODELS
 from flray.models.bank import ModelBank, build_seeded, params_of, stack
-from flray.models.mixing import Aggregation
-from flray.server.evaluation import distinct, position_finder, score_clients
+from flray.server.evaluation import distinct, score_clients
 
-from scenarios import noise_dataset, ragged_split
+from scenarios import federation_over, host_over, noise_dataset, ragged_split, recorded
 
 
 def federation(dropout: float = 0.0) -> tuple[Federation, list]:
@@ -23,20 +17,8 @@ def federation(dropout: float = 0.0) -> tuple[Federation, list]:
         build_seeded(lambda: MODELS["mlp200"]((1, 8, 8), 10, hidden=16, dropout=dropout), seed)
         for seed in (0, 1)
     ]
-    settings = HostSettings("loop", "cpu", torch.float32, 2, 1, 0)
-    timeline = make_timeline(split, ())
-    host = start_host(modules[0], noise_dataset(13, (1, 8, 8)), timeline, settings)
-    fed = Federation(
-        timeline=timeline,
-        initial=stack([params_of(modules[0])]),
-        executor=Inline(host),
-        training=Training(),
-        aggregation=Aggregation(),
-        participation=1.0,
-        block=2,
-        seed=0,
-    )
-    return fed, modules
+    host = host_over(modules[0], noise_dataset(13, (1, 8, 8)), split)
+    return federation_over(host, Training()), modules
 
 
 def test_grouped_scores_are_those_of_each_client_alone() -> None:
@@ -61,35 +43,19 @@ def test_grouped_scores_are_those_of_each_client_alone() -> None:
 def test_an_example_is_predicted_once_for_each_model() -> None:
     fed, modules = federation()
     bank = ModelBank(stack([dict(params_of(m)) for m in modules]), np.array([0, 1, 0]))
-    asked = []
-
-    class Spy:
-        retries = 0
-
-        def map(self, task, params, jobs):
-            asked.extend(jobs)
-            return fed.executor.map(task, params, jobs)
-
-        def close(self) -> None: ...
-
-    spied = replace(fed, executor=Spy())
+    fed, calls = recorded(fed)
     part = (np.array([1, 2]), np.array([1, 2]), np.array([2, 3]))
-    score_clients(spied, bank, np.arange(3), part)
-    assert [(job.row, job.examples.tolist()) for group in asked for job in group] == [
-        (0, [1, 2, 3]),
-        (1, [1, 2]),
-    ]
+    score_clients(fed, bank, np.arange(3), part)
+    ((jobs,),) = (call.jobs for call in calls)
+    assert [(job.row, job.examples.tolist()) for job in jobs] == [(0, [1, 2, 3]), (1, [1, 2])]
 
 
 @pytest.mark.parametrize("top", [40, 100_000])  # many for their range, and few
 def test_examples_that_clients_share_are_found_as_sorting_finds_them(top: int) -> None:
     rng = np.random.default_rng(0)
-    own = [rng.choice(top, 20, replace=False) for _ in range(3)]
-    ids = distinct(np.concatenate(own))
-    assert ids.tolist() == sorted(set(np.concatenate(own).tolist()))
+    joined = np.concatenate([rng.choice(top, 20, replace=False) for _ in range(3)])
+    ids, positions = distinct(joined)
+    assert ids.tolist() == sorted(set(joined.tolist()))
     assert len(ids) < 60 or top > 40
-    find = position_finder(ids)
-    for some in own:
-        assert ids[find(some)].tolist() == some.tolist()
-    nobody = np.empty(0, np.int64)
-    assert distinct(nobody).tolist() == position_finder(nobody)(nobody).tolist() == []
+    assert ids[positions].tolist() == joined.tolist()
+    assert [values.tolist() for values in distinct(np.empty(0, np.int64))] == [[], []]

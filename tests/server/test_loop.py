@@ -24,7 +24,7 @@ from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
 from flray.server.loop import packages_of
 
-from scenarios import TINY, sha
+from scenarios import TINY, assert_same_run, sha
 
 SUMMARY_KEYS = {
     *("algorithm", "dataset", "split", "model", "seed", "rounds", "clients", "accuracy_mean"),
@@ -121,10 +121,7 @@ def test_stopping_in_time_and_resuming_is_as_one_run(tiny_run, known_run, tmp_pa
         assert part.summary is None
         assert len(part.rounds) == expected
     done = tiny_run("algorithm=local", out=out, resume=True)
-    assert done.summary["params_sha256"] == whole.summary["params_sha256"]
-    untimed = [c for c in whole.rounds if not c.startswith("seconds")]
-    pd.testing.assert_frame_equal(done.rounds[untimed], whole.rounds[untimed])
-    pd.testing.assert_frame_equal(done.clients, whole.clients)
+    assert_same_run(done, whole)
 
 
 def test_a_run_has_the_same_bits_on_any_number_of_threads(tiny_run, monkeypatch) -> None:

@@ -19,21 +19,27 @@ from flray.execution.evaluating import tune_and_score
 from flray.execution.federation import Cohort
 from flray.models.bank import ModelBank, load_params, stack
 from flray.randomness import torch_seed
-from flray.records.checkpoint import CheckpointStore
-from flray.runs.assemble import build_federation, start_executor
+from flray.runs.assemble import start_executor
 from flray.runs.preparing import prepare
 from flray.runs.rehearsal import describe
 from flray.server.evaluation import score_globally
 from flray.server.summary import last_trained_score
 
-from scenarios import tiny_experiment
+from scenarios import (
+    assert_same_run,
+    recorded,
+    state_of,
+    tiny_experiment,
+    tiny_federation,
+    without_seconds,
+)
 
 BOTH = ["evaluate.on=global", "evaluate.fine_tune={epochs: 2}"]
 NEW = ("global_", "tuned_")  # how columns and parts of the protocols begin
 
 
 def last_bank(result) -> ModelBank:
-    state = CheckpointStore(result.path / "checkpoints").load_latest().state
+    state = state_of(result)
     if isinstance(state, LocalState):
         return state.models.bank(np.arange(len(state.models.block_of)))
     return state.bank
@@ -159,40 +165,16 @@ def test_labels_changed_by_an_event_do_not_change_the_global_test_set(tiny_run) 
     assert_scores(rows_of(result, "global").loc[3], hits)
 
 
-class Spy:
-    """An executor that notes its jobs and what came back."""
-
-    retries, clients_per_job, trainings_kept = 0, None, 0
-
-    def __init__(self, executor) -> None:
-        self.executor, self.jobs, self.outputs = executor, [], []
-
-    def map(self, task, params, jobs):
-        self.jobs += jobs
-        self.outputs += (found := self.executor.map(task, params, jobs))
-        return found
-
-
-def spied(*overrides: str):
-    parts = prepare(tiny_experiment(*overrides))
-    spy = Spy(start_executor(parts))
-    return (
-        build_federation(tiny_experiment(*overrides), parts, spy),
-        spy,
-        parts.payload.timeline.at(1),
-    )
-
-
 def test_a_model_that_several_clients_use_is_judged_once() -> None:
-    fed, spy, split = spied()
+    fed, calls = recorded(tiny_federation())
     worse = {name: -leaf[0] for name, leaf in fed.initial.items()}
     bank = ModelBank(
         stack([{n: leaf[0] for n, leaf in fed.initial.items()}, worse]), np.arange(6) % 2
     )
-    scores = score_globally(fed, bank, np.arange(1, 6), split.global_test)
-    (asked,), (found,) = spy.jobs, spy.outputs
-    assert [(job.row, len(job.examples)) for job in asked] == [(0, 100), (1, 100)]
-    hits = [int(each.correct.sum()) for each in found]
+    scores = score_globally(fed, bank, np.arange(1, 6), fed.timeline.at(1).global_test)
+    ((jobs,), (answers,)) = calls[0].jobs, calls[0].outputs
+    assert [(job.row, len(job.examples)) for job in jobs] == [(0, 100), (1, 100)]
+    hits = [int(answer.correct.sum()) for answer in answers]
     assert hits[0] != hits[1]
     assert scores.clients.tolist() == [1, 2, 3, 4, 5]
     assert scores.correct.tolist() == [hits[i % 2] for i in range(1, 6)]
@@ -200,15 +182,16 @@ def test_a_model_that_several_clients_use_is_judged_once() -> None:
 
 def test_tuned_models_stay_in_their_block() -> None:
     """Two at a time, and only numbers come back."""
-    fed, spy, _ = spied("execution.block=2")
+    fed, calls = recorded(tiny_federation("execution.block=2"))
     tuned = tune_and_score(
         fed, fed.initial_bank(), Cohort(1, np.arange(5)), fed.training, ("test", "validation")
     )
-    assert [job.clients.tolist() for job in spy.jobs] == [[0, 1], [2, 3], [4]]
-    for each in (found for output in spy.outputs for found in output):
-        assert list(each) == ["test", "validation"]
-        assert all(type(score) is PartScore for score in each.values())
-        numbers = [n for s in each.values() for n in (s.correct, s.total, s.loss, *s.values)]
+    (call,) = calls
+    assert [job.clients.tolist() for job in call.jobs] == [[0, 1], [2, 3], [4]]
+    for by_part in (by_part for output in call.outputs for by_part in output):
+        assert list(by_part) == ["test", "validation"]
+        assert all(type(score) is PartScore for score in by_part.values())
+        numbers = [n for s in by_part.values() for n in (s.correct, s.total, s.loss, *s.values)]
         assert {type(n) for n in numbers} == {int, float}
     assert list(tuned) == [0, 1, 2, 3, 4]
 
@@ -231,8 +214,8 @@ def test_what_is_trained_and_all_other_columns_do_not_depend_on_it(tiny_run, mor
     new = [key for key in judged_too.summary if key.startswith(NEW)]
     old = {key: value for key, value in judged_too.summary.items() if key not in new}
     assert {**old, "seconds": 0} == {**plain.summary, "seconds": 0}
-    untimed = [column for column in plain.rounds if not column.startswith("seconds")]
-    pd.testing.assert_frame_equal(judged_too.rounds[untimed], plain.rounds[untimed])
+    columns = list(without_seconds(plain.rounds))
+    pd.testing.assert_frame_equal(judged_too.rounds[columns], plain.rounds[columns])
     added = set(judged_too.rounds) - set(plain.rounds)
     assert {name for name in added if not name.startswith(NEW)} == {"client_steps_evaluation"}
     own = judged_too.clients.query("part in ('test', 'validation')").reset_index(drop=True)
@@ -279,9 +262,7 @@ def test_resuming_gives_the_same_columns(tiny_run, tmp_path) -> None:
     for part in range(2):
         tiny_run(*BOTH, out=tmp_path / "parts", resume=part > 0, should_stop=lambda: True)
     rest = tiny_run(*BOTH, out=tmp_path / "parts", resume=True)
-    untimed = [column for column in whole.rounds if not column.startswith("seconds")]
-    pd.testing.assert_frame_equal(rest.rounds[untimed], whole.rounds[untimed])
-    pd.testing.assert_frame_equal(rest.clients, whole.clients)
+    assert_same_run(rest, whole)
 
 
 def test_absent_clients_are_not_tuned(tiny_run) -> None:
@@ -343,9 +324,7 @@ def test_client_actors_give_the_same_columns(tiny_run) -> None:
     alone = tiny_run(*more)
     with connected():
         spread = tiny_run(*more, *actors)
-    untimed = [column for column in alone.rounds if not column.startswith("seconds")]
-    pd.testing.assert_frame_equal(spread.rounds[untimed], alone.rounds[untimed])
-    pd.testing.assert_frame_equal(spread.clients, alone.clients)
+    assert_same_run(spread, alone)
 
 
 class TestLastTrained:

@@ -13,7 +13,7 @@ from flray.reports.lines import round_line
 from flray.reports.runs import read_run
 from flray.runs.preparing import prepare
 
-from scenarios import TINY, run_experiment
+from scenarios import TINY, assert_same_run, run_experiment, without_seconds
 
 PLAIN = override(TINY, ["rounds=3", "split.holdout=2", "evaluate.every=1"])
 
@@ -32,18 +32,14 @@ def sampled(tmp_path_factory):
     return run(tmp_path_factory.mktemp("sampled"), "evaluate.clients=2")
 
 
-def numbers(frame):
-    """The columns of a table that are not times."""
-    return frame[[c for c in frame if not c.startswith("seconds")]]
-
-
 def test_a_sample_of_all_is_the_evaluation_of_all(whole, tmp_path) -> None:
     everybody = run(tmp_path, "evaluate.clients=100")
     new = [c for c in everybody.rounds if c not in whole.rounds]
     assert all(c == "clients_evaluated" or c.endswith("accuracy_se_sample") for c in new)
     assert len(new) > 1
     assert (everybody.rounds["accuracy_se_sample"] == 0).all()
-    assert numbers(everybody.rounds.drop(columns=new)).equals(numbers(whole.rounds))
+    columns = list(without_seconds(whole.rounds))
+    assert everybody.rounds[columns].equals(whole.rounds[columns])
     assert everybody.clients.equals(whole.clients)
     assert sample_notes({"tiny": [read_run(tmp_path, "tiny")]}) == []
 
@@ -90,8 +86,7 @@ def test_a_resumed_run_samples_the_same_clients(sampled, tmp_path) -> None:
     stops = iter([True])
     run(tmp_path, "evaluate.clients=2", should_stop=lambda: next(stops, False))
     again = run(tmp_path, "evaluate.clients=2", resume=True)
-    assert numbers(again.rounds).equals(numbers(sampled.rounds))
-    assert again.clients.equals(sampled.clients)
+    assert_same_run(again, sampled)
 
 
 def test_the_last_round_may_be_a_sample_too(tmp_path) -> None:

@@ -27,7 +27,7 @@ from flray.execution.cluster import connected
 from flray.execution.nodes import BOOTSTRAP
 from flray.wording import counted
 
-from scenarios import TINY, processes_marked
+from scenarios import TINY, processes_marked, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -95,7 +95,7 @@ def growing(request, tmp_path, monkeypatch) -> Iterator[None]:
             stderr=log,
         )
     monkeypatch.setenv("RAY_ADDRESS", address)
-    wait_for(lambda: reachable(port) or head.poll() is not None, "the head to listen")
+    wait_for(lambda: reachable(port) or head.poll() is not None, "the head to listen", PATIENCE_S)
     assert head.poll() is None, (tmp_path / "head.log").read_text()
     yield
     for pid in processes_marked(MARK, tmp_path):
@@ -110,13 +110,6 @@ def reachable(port: int) -> bool:
         socket.create_connection((ray.util.get_node_ip_address(), port), 1).close()
         return True
     return False
-
-
-def wait_for(is_so, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.2)
 
 
 def num_workers() -> int:
@@ -144,8 +137,8 @@ def test_a_cluster_grows_for_a_sweep_and_shrinks_after_it(tmp_path, capsys) -> N
             try:
                 result = flray.sweep(space, tmp_path / "sweep")
                 took = time.monotonic() - begin
-                wait_for(lambda: num_workers() == 0, "the workers to end")
-                wait_for(lambda: seen[-1][1] == 0, "that to be noted")
+                wait_for(lambda: num_workers() == 0, "the workers to end", PATIENCE_S)
+                wait_for(lambda: seen[-1][1] == 0, "that to be noted", PATIENCE_S)
             finally:
                 is_over.set()
     with capsys.disabled():

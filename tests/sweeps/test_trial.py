@@ -36,7 +36,16 @@ from flray.sweeps.rows import STAND_IN, SweepRow, expand, rounds_to_cluster_afte
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import Trial, TrialContext, run_row
 
-from scenarios import GPU_FULL, GPU_FULL_SHOWN, TINY, Result, run_experiment, run_written_once, sha
+from scenarios import (
+    GPU_FULL,
+    GPU_FULL_SHOWN,
+    TINY,
+    Result,
+    assert_same_run,
+    run_experiment,
+    run_written_once,
+    sha,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -76,20 +85,6 @@ def costs(folder: Path, kind: str) -> dict[str, int]:
 
 def result_of(state: SweepRow, folder: Path) -> Result:
     return Result.of(folder / run_path(state.number))
-
-
-def without_seconds(frame):
-    return frame[[column for column in frame if not column.startswith("seconds")]]
-
-
-def assert_same_run(found, naive) -> None:
-    """Everything recorded is equal to the last bit, but for what the clock said."""
-    assert {**found.summary, "seconds": 0} == {**naive.summary, "seconds": 0}
-    exact = {"check_exact": True, "check_like": True}  # in whatever order the columns are
-    pd.testing.assert_frame_equal(
-        without_seconds(found.rounds), without_seconds(naive.rounds), **exact
-    )
-    pd.testing.assert_frame_equal(found.clients, naive.clients, **exact)
 
 
 @cache
