@@ -54,7 +54,7 @@ def write_start(name: str | None, out: Path | None, console: Console) -> None:
     if file.exists():
         raise ExperimentError(f"{file} exists; choose another with --out")
     file.write_text(text, encoding="utf-8")
-    console.print(f"{file}: flray run {file}", soft_wrap=True)
+    console.out(f"{file}: flray run {file}")
 
 
 def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
