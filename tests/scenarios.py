@@ -43,6 +43,19 @@ from flray.server.loop import Server, ignore, never
 # One sample, fewer than a batch, one batch and a bit, several batches: 20 steps for the last.
 RAGGED = (1, 3, 9, 40)
 
+# A module with rounds that take their time, and leave the processor to processes that start.
+SLEEPY = """
+from time import sleep
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Sleepy(FedAvg):
+    def round(self, state, cohort, fed):
+        sleep({seconds})
+        return super().round(state, cohort, fed)
+"""
+
 
 @dataclass(frozen=True)
 class Result:
