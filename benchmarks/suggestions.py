@@ -17,7 +17,7 @@ import pandas as pd
 from flray.columns import MERGE_PLACE
 from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
-from flray.sweeps.rows import SweepRow, possible, rounds_to_cluster_after
+from flray.sweeps.rows import SweepRow, known_and_examples, rounds_to_cluster_after
 from flray.sweeps.search import Suggestions
 from flray.sweeps.space import Space, read_space
 
@@ -56,7 +56,8 @@ def looked_up(space: Space, table: pd.DataFrame) -> Callable[[SweepRow], float]:
 
 
 def best_suggestion(space: Space, value: Callable[[SweepRow], float]) -> float:
-    experiments = [parse_experiment(row.plain) for row in possible(space)]
+    known, examples = known_and_examples(space)
+    experiments = [parse_experiment(row.plain) for row in known + examples]
     search = Suggestions(space, rounds_to_cluster_after(space, experiments), 0, ())
     waiting: list[tuple[str, float]] = []
     values: list[float] = []

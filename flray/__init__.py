@@ -98,10 +98,10 @@ def run(
     changed = [*keys, *(item.partition("=")[0] for item in overrides)] if resume else None
     if len(named) == 1:
         return _run_one(named[0].experiment, folder, changed, on_round, progress)
-    together = evaluated_together([each.experiment for each in named])
+    together = evaluated_together([entry.experiment for entry in named])
     runs = [
-        _run_one(parsed, folder / each.folder, changed, on_round, progress)
-        for each, parsed in zip(named, together, strict=True)
+        _run_one(parsed, folder / entry.folder, changed, on_round, progress)
+        for entry, parsed in zip(named, together, strict=True)
     ]
     return Results(folder, runs)
 

@@ -61,6 +61,19 @@ GPU_FULL_SHOWN = (
     "programs on the GPU"
 )
 
+# A module with rounds that take their time, and leave the processor to processes that start.
+SLEEPY = """
+from time import sleep
+
+from flray.algorithms.fedavg import FedAvg
+
+
+class Sleepy(FedAvg):
+    def round(self, state, cohort, fed):
+        sleep({seconds})
+        return super().round(state, cohort, fed)
+"""
+
 
 @dataclass(frozen=True)
 class Result:

@@ -14,7 +14,6 @@ from flray.cli.arguments import files_and_overrides
 from flray.cli.places import RUNS, default_folder
 from flray.config.experiment import Experiment, evaluated_together, parse_experiment, read_yaml
 from flray.config.overrides import override
-from flray.config.reading import Plain
 from flray.config.several import named_experiments
 from flray.config.shipped import demo_files, find_file, is_space
 from flray.errors import ExperimentError
@@ -156,20 +155,14 @@ def _recorded_campaign(root: Path, overrides: Sequence[str]) -> Campaign:
     runs = []
     for entry in entries:
         folder = path_below(root, entry["folder"]) if command else root
-        experiment = _recorded_experiment(root, folder, overrides, entry["experiment"])
+        directory = RunDirectory(folder)
+        # A run that never started has no configuration but the planned one.
+        plain = dict(directory.config() if directory.holds_run() else entry["experiment"])
+        require_own_modules(plain, root)
+        experiment = parse_experiment(override(plain, overrides))
         runs.append(CampaignRun(entry["name"], experiment, folder))
-    every = (*command.get("overrides", []), *overrides)
-    return Campaign(root, every, tuple(runs), True, _keys(overrides))
-
-
-def _recorded_experiment(
-    root: Path, folder: Path, overrides: Sequence[str], planned: Plain
-) -> Experiment:
-    """The experiment of a run's config.yaml; of a run that never started the planned one."""
-    directory = RunDirectory(folder)
-    plain = dict(directory.config() if directory.holds_run() else planned)
-    require_own_modules(plain, root)
-    return parse_experiment(override(plain, overrides))
+    all_overrides = (*command.get("overrides", []), *overrides)
+    return Campaign(root, all_overrides, tuple(runs), True, _keys(overrides))
 
 
 def _names(files: Sequence[Path]) -> list[str]:

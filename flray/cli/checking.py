@@ -34,13 +34,13 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
             lines = _described(file, overrides, tool)
         except ExperimentError as error:
             console.print(Text.assemble(("no", "red"), f" {file}: "), end="", soft_wrap=True)
-            console.print(str(error), soft_wrap=True)
+            console.out(str(error))
             wrong += 1
         else:
             for line in lines:
                 is_remark = line.startswith(NOTE)
                 console.print("" if is_remark else Text("ok ", style="green"), end="")
-                console.print(line, soft_wrap=True)
+                console.out(line)
     return wrong
 
 

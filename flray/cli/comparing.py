@@ -1,10 +1,14 @@
-"""`flray compare`: one table and one figure of chosen runs."""
+"""`flray compare`: one table and one figure of chosen runs.
+
+The table alone is on standard output, so that it can be written to a file.
+"""
 
 import itertools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 from rich.console import Console
 
 from flray.cli.campaign import resume_command
@@ -61,7 +65,7 @@ def experiments_in(folders: Sequence[Path]) -> Experiments:
             f"no run below {', '.join(map(str, folders))} is finished; go on with: {command}"
         )
     for run in unfinished:
-        _say(f"left out, since it is not finished: {run.label} ({run.path})")
+        click.echo(f"left out, since it is not finished: {run.label} ({run.path})", err=True)
     return done
 
 
@@ -108,7 +112,7 @@ def write_benchmark_figure(sweep: Sweep, file: Path, kind: str) -> None:
         kinds = ", ".join(BENCHMARK_FIGURES)
         raise ExperimentError(f"--kind {kind} cannot be drawn of these methods; known: {kinds}")
     save_figure(figure, file)
-    _say(f"figure: {file}")
+    click.echo(f"figure: {file}", err=True)
 
 
 def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
@@ -129,11 +133,7 @@ def write_figure(experiments: Experiments, file: Path, kind: str) -> None:
         )
     drawn = dict(itertools.islice(experiments.items(), MAX_LINES))
     if len(drawn) < len(experiments):
-        _say(f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer")
+        message = f"the first {MAX_LINES} of {len(experiments)} experiments are drawn: name fewer"
+        click.echo(message, err=True)
     save_figure(FIGURES[kind](drawn), file)
-    _say(f"figure: {file}")
-
-
-def _say(line: str) -> None:
-    """To stderr: the table alone is on stdout, so that it can be written to a file."""
-    Console(stderr=True, highlight=False, emoji=False).print(line, soft_wrap=True, markup=False)
+    click.echo(f"figure: {file}", err=True)

@@ -34,11 +34,10 @@ def show_results(runs: Mapping[Path, str], console: Console, url: str | None = N
         summary = run.summary or {}
         rule = summary.get(ENDED_BY)
         end = f" (ended by stop.{rule} after round {summary[ROUNDS]})" if rule else ""
-        console.print(f"{run.name}: {run.path}{end}", soft_wrap=True)
+        console.out(f"{run.name}: {run.path}{end}")
     root = Path(os.path.commonpath([run.path for run in done]))
-    console.print(_draw(experiments, root / "figures"), soft_wrap=True)
-    page = f"a page of it: flray report {shlex.quote(url or str(root))}"
-    console.print(page, soft_wrap=True)
+    console.out(_draw(experiments, root / "figures"))
+    console.out(f"a page of it: flray report {shlex.quote(url or str(root))}")
 
 
 def _draw(experiments: Experiments, folder: Path) -> str:

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,9 +139,10 @@ def progress_bar(console: Console, name: str, total: int) -> Iterator[Callable[[
     )
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    task = bar.add_task(name, total=total)
-    with bar if console.is_terminal else nullcontext():
+    is_hidden = not console.is_terminal
+    remaining = TimeRemainingColumn()
+    with Progress(*columns, remaining, console=console, transient=True, disable=is_hidden) as bar:
+        task = bar.add_task(name, total=total)
         yield lambda completed: bar.update(task, completed=completed)
 
 
@@ -173,11 +174,11 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         advice = f" See {context.command_path} --help." if context else ""
-        errors.print(f"error: {error.format_message()}{advice}", style="red", soft_wrap=True)
+        errors.out(f"error: {error.format_message()}{advice}", style="red")
         sys.exit(error.exit_code)
     except ExperimentError as error:
-        errors.print(f"error: {error}", style="red", soft_wrap=True)
+        errors.out(f"error: {error}", style="red")
         sys.exit(BAD_EXPERIMENT)
     except (ClientFailure, ServerLost) as error:
-        errors.print(f"failed: {error}", style="red", soft_wrap=True)
+        errors.out(f"failed: {error}", style="red")
         sys.exit(FAILED)

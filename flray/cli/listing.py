@@ -13,7 +13,7 @@ from flray.config.reference import (
     REGISTRIES,
     SEE_BELOW,
     STAGES,
-    Described,
+    ComponentEntry,
     Key,
     component_keys,
     components,
@@ -109,7 +109,7 @@ def _components(title: str, kind: str) -> Table:
     return table
 
 
-def _short(component: Described) -> str:
+def _short(component: ComponentEntry) -> str:
     """The keys of a component with their defaults, on one line."""
     defaults = {SEE_BELOW: "..."}
     return ", ".join(

@@ -76,7 +76,7 @@ def plan_files(
         with console.status(f"rehearsing a row of {file}"):
             lines, forecast = plan_space(file, [*overrides, *part], make)
         measured |= forecast.rates
-        console.print("\n".join(lines), soft_wrap=True)
+        console.out("\n".join(lines))
     rest = [argument for argument in arguments if argument not in spaces]
     runs = () if spaces and len(spaces) == len(files) else read_campaign(rest, None, False).runs
     for run in runs:
@@ -85,7 +85,7 @@ def plan_files(
             forecast = make(run.experiment, processes)
         measured |= forecast.rates
         for line in describe_forecast(run.name, forecast):
-            console.print(line, soft_wrap=True)
+            console.out(line)
     if save is not None:
         text = json.dumps({kind: asdict(rate) for kind, rate in measured.items()}, indent=1)
         save.write_text(text + "\n", encoding="utf-8")

@@ -46,7 +46,7 @@ def run_pretraining(arguments: Sequence[str], console: Console) -> None:
     plan = f" · {encoder.epochs} epochs on {device}{rest}"
     console.print(Text.assemble((name, "bold"), plan), soft_wrap=True)
     _train(encoder, name, device, console)
-    console.print(f"kept in {encoder.folder}", soft_wrap=True)
+    console.out(f"kept in {encoder.folder}")
 
 
 def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
@@ -54,7 +54,7 @@ def _train(encoder: Encoder, name: str, device: str, console: Console) -> None:
     with progress_bar(console, name, encoder.epochs) as advance:
 
         def show(epoch: Epoch) -> None:
-            console.print(epoch_line(epoch), soft_wrap=True)
+            console.out(epoch_line(epoch))
             advance(epoch.epoch)
 
         encoder.load_or_train(device, show)

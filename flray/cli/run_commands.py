@@ -7,14 +7,7 @@ from pathlib import Path
 import click
 
 from flray.cli.arguments import TakingKeys, files_and_overrides
-from flray.cli.group import (
-    BAD_EXPERIMENT,
-    cli,
-    draw_figures,
-    open_console,
-    output_file,
-    resumable,
-)
+from flray.cli.group import BAD_EXPERIMENT, cli, draw_figures, open_console, output_file, resumable
 from flray.cli.places import mirrored
 
 

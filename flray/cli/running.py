@@ -62,7 +62,7 @@ def run_all(
         try:
             is_done = run_them(display, at_a_time, lambda: is_ending() or perf_counter() > deadline)
         except Detached as detached:
-            return display.print(str(detached))
+            return console.out(detached)
         except KeyboardInterrupt:
             display.show_stopped("interrupted")
             raise click.Abort from None
@@ -78,7 +78,7 @@ def _run_in_order(display: "Display", _at_a_time: int, should_stop: ShouldStop) 
     for number, run in enumerate(display.campaign.runs):
         if number and should_stop():
             return False
-        display.show_title(f"{run.name}", f" · seed {run.experiment.settings.seed} · {run.out}")
+        display.show_title(run.name, f" · seed {run.experiment.settings.seed} · {run.out}")
         display.show_remarks([run])
         if not _run_one(run, display, should_stop):
             return False
@@ -91,7 +91,7 @@ def _run_one(run: CampaignRun, display: "Display", should_stop: ShouldStop) -> b
     is_finished = RunDirectory(run.out).is_finished(run.experiment.plain)
     with display.progress(run) as show:
         if _is_on_ray(run) and not is_finished:
-            watcher = Watcher(show, display.print, should_stop, display.campaign.write)
+            watcher = Watcher(show, display.console.out, should_stop, display.campaign.write)
             summary = run_kept(run.experiment, run.out, resume, watcher, display.url)
         else:
             monitor = Monitor(show, should_stop, draw_figures)
@@ -103,7 +103,7 @@ def _run_side_by_side(display: "Display", at_a_time: int, should_stop: ShouldSto
     """Run several at a time, each in a process of its own; True when all are done."""
     runs = display.campaign.runs
     names = [f"{run.name} · seed {run.experiment.settings.seed}" for run in runs]
-    display.print(f"{len(runs)} runs, {at_a_time} at a time")
+    display.console.out(f"{len(runs)} runs, {at_a_time} at a time")
     for name, run in zip(names, runs, strict=True):
         display.show_title(name, f" · {run.out}")
     display.show_remarks(runs)
@@ -133,10 +133,6 @@ class Display:
         """Where the folder of the command has a copy; None: it has none."""
         return None if self.mirror is None else self.mirror.url
 
-    def print(self, line: str) -> None:
-        """Print a line as it is, however long."""
-        self.console.print(line, soft_wrap=True)
-
     def show_title(self, name: str, rest: str) -> None:
         """Print a line with a name in bold before the rest."""
         self.console.print(Text.assemble((name, "bold"), rest), soft_wrap=True)
@@ -145,7 +141,7 @@ class Display:
         """Print what users may not expect of these runs, each remark once."""
         lines = [line for run in runs for line in remarks_on(run)]
         for line in dict.fromkeys(lines):
-            self.print(f"note: {line}")
+            self.console.out(f"note: {line}")
 
     def show_round(self, run: CampaignRun, row: RoundRow, prefix: str = "") -> None:
         """Print a line about a round, after one about what happened to the data in it.
@@ -161,8 +157,8 @@ class Display:
             self.is_begun = True
         plain = run.experiment.plain
         if event := event_line(plain["events"], row[ROUND]):
-            self.print(f"{prefix}{event}")
-        self.print(f"{prefix}{line_of_run(row, run.out, plain)}")
+            self.console.out(f"{prefix}{event}")
+        self.console.out(f"{prefix}{line_of_run(row, run.out, plain)}")
         if self.mirror is not None and not _is_on_ray(run):
             self.mirror.push_sometimes()
 
@@ -182,7 +178,7 @@ class Display:
 
     def show_stopped(self, how: str) -> None:
         """Print how to go on with the command."""
-        self.print(f"{how}; go on with: {resume_command(self.url or self.campaign.root)}")
+        self.console.out(f"{how}; go on with: {resume_command(self.url or self.campaign.root)}")
 
     def show_results(self) -> None:
         """Print the table of all runs and draw their figures."""
@@ -221,23 +217,20 @@ def attach_to(out: Path, console: Console) -> None:
     if not isinstance(config.get("rounds"), int):
         raise ExperimentError(f"{out / 'config.yaml'} is damaged: it has no number of rounds")
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True)
-
     def show(row: RoundRow) -> None:
-        say(line_of_run(row, out, config))
+        console.out(line_of_run(row, out, config))
 
     for row in directory.rows()[-1:]:
         show(row)
     try:
-        Watcher(show, say).watch(out, lambda: holder(out) is not None)
+        Watcher(show, console.out).watch(out, lambda: holder(out) is not None)
     except Detached as detached:
-        return say(str(detached))
+        return console.out(detached)
     root, name, num_left = campaign_of(out)
     if checked_summary(directory) is None:
-        return say(f"nobody runs {out}; go on with: {resume_command(root)}")
+        return console.out(f"nobody runs {out}; go on with: {resume_command(root)}")
     from flray.cli.concluding import show_results  # imported late: it imports matplotlib
 
     show_results({out: name}, console)
     if num_left:
-        say(f"{counted(num_left, 'run')} of the same command left: {resume_command(root)}")
+        console.out(f"{counted(num_left, 'run')} of the same command left: {resume_command(root)}")

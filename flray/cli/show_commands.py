@@ -1,13 +1,16 @@
 """Commands that show or write what there is: report, compare, export, table, list, keys, init."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from flray.cli.group import cli, format_option, open_console, output_file
 from flray.cli.places import RUNS, Place, fetched
 from flray.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from flray.reports.writers import Format  # imported for types only: it imports pandas
 
 SHIPPED = ("experiments", "spaces")
 KINDS = ("algorithms", "datasets", "splits", "models", "stages")
@@ -31,7 +34,7 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
     page = write_page([fetched(folder) for folder in folders], out)
     if is_plain(page):  # it may be on its way to standard output
         size = page.stat().st_size / 1e6
-        open_console().print(f"report: {page} ({size:.1f} MB)", soft_wrap=True)
+        open_console().out(f"report: {page} ({size:.1f} MB)")
 
 
 @cli.command()
@@ -50,10 +53,7 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
     "their mean ranks, a heatmap of methods and splits, or dots per split.",
 )
 def compare(
-    folders: tuple[Path | str, ...],
-    form: Literal["rich", "md", "latex", "csv"],
-    figure: Path | None,
-    kind: str,
+    folders: tuple[Path | str, ...], form: "Format", figure: Path | None, kind: str
 ) -> None:
     """A table, and a figure, of your own runs side by side.
 
@@ -122,7 +122,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
         frame = result.rounds if table == "rounds" else result.clients
         write_output(file, lambda path: frame.to_csv(path, index=False))
     if is_plain(file):  # it may be on its way to standard output
-        open_console().print(f"written: {file}", soft_wrap=True)
+        open_console().out(f"written: {file}")
 
 
 @cli.command()
@@ -137,9 +137,7 @@ def export(run: Path, file: Path, client: int | None, table: str | None) -> None
     "May be given several times.",
 )
 @format_option
-def table(
-    name: str, runs: tuple[Path | str, ...], form: Literal["rich", "md", "latex", "csv"]
-) -> None:
+def table(name: str, runs: tuple[Path | str, ...], form: "Format") -> None:
     """A published table with our numbers beside the paper's.
 
     \b

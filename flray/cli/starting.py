@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flray.config.reference import SEE_BELOW, Described, component_keys, components
+from flray.config.reference import SEE_BELOW, ComponentEntry, component_keys, components
 from flray.config.shipped import EXPERIMENTS, find_file, names
 from flray.errors import ExperimentError
 from flray.values import shown
@@ -54,7 +54,7 @@ def write_start(name: str | None, out: Path | None, console: Console) -> None:
     if file.exists():
         raise ExperimentError(f"{file} exists; choose another with --out")
     file.write_text(text, encoding="utf-8")
-    console.print(f"{file}: flray run {file}", soft_wrap=True)
+    console.out(f"{file}: flray run {file}")
 
 
 def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
@@ -69,7 +69,7 @@ def _start(name: str | None, out: Path | None) -> tuple[str, Path]:
     return experiment_text(methods[name or "fedavg"], file), file
 
 
-def experiment_text(method: Described, file: Path) -> str:
+def experiment_text(method: ComponentEntry, file: Path) -> str:
     """The text of an experiment file: a method on embedded data, its keys as comments.
 
     Args:
@@ -88,7 +88,7 @@ def experiment_text(method: Described, file: Path) -> str:
     )
 
 
-def _default_lines(method: Described, needed: str) -> Iterator[str]:
+def _default_lines(method: ComponentEntry, needed: str) -> Iterator[str]:
     """The keys that `needed` does not set, each with its default, indented below its mapping."""
     for key in component_keys(method):
         parts = key.name.split(".")

@@ -91,7 +91,7 @@ def sweep(
             watch = Watch(follow, figures_of, is_ending)
             result = run_sweep(space, folder, resume, max_minutes, watch)
     except KeyboardInterrupt:
-        console.print(f"interrupted; go on with: {again}", soft_wrap=True)
+        console.out(f"interrupted; go on with: {again}")
         raise click.Abort from None
     _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
 
@@ -157,7 +157,7 @@ def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]
         now = perf_counter()
         if not last or now > last[0][0] + LINE_EVERY_S or _is_news(last[0][1], progress):
             last[:] = [(now, progress)]
-            console.print(line(progress), soft_wrap=True)
+            console.out(line(progress))
 
     if not console.is_terminal:
         yield add_line
@@ -177,13 +177,12 @@ def _conclude(result: SweepResult, console: Console, again: str, where: str) -> 
     report = result.report
     num_rows, unfinished = report["rows"], report["unfinished"]
     parts = [f"{report[name]} {name}" for name in STATUSES if report[name]]
-    console.print(f"{counted(num_rows, 'row')}: {', '.join(parts)}", soft_wrap=True)
+    console.out(f"{counted(num_rows, 'row')}: {', '.join(parts)}")
     trained, naive = report["client_steps_trained"], report["client_steps_naive"]
     if not unfinished and report["ratio"]:
-        console.print(
+        console.out(
             f"{counted(trained, 'client step')} trained where {naive:,} would have been "
-            f"({report['ratio']:.1f} times fewer)",
-            soft_wrap=True,
+            f"({report['ratio']:.1f} times fewer)"
         )
     best = report["best"]
     if best is not None:
@@ -193,17 +192,15 @@ def _conclude(result: SweepResult, console: Console, again: str, where: str) -> 
         make = ranking_sheet if is_benchmark else top_sheet
         console.print(to_rich(make(read_sweep(result.path))))
     elif report["done"]:
-        console.print(
+        console.out(
             f"nothing was chosen: no row has {report['metric']}; to choose by validation set "
-            "split.validation=0.1, or name another metric of summary.json",
-            soft_wrap=True,
+            "split.validation=0.1, or name another metric of summary.json"
         )
     _show_failures(result, console)
     if unfinished:
-        console.print(f"stopped; go on with: {again}", soft_wrap=True)
-    console.print(where, soft_wrap=True)
-    page = f"a page of it: flray report {shlex.quote(where)}"
-    console.print(page, soft_wrap=True)
+        console.out(f"stopped; go on with: {again}")
+    console.out(where)
+    console.out(f"a page of it: flray report {shlex.quote(where)}")
     if report["failed"] == num_rows:
         raise ClientFailure(f"all {num_rows} rows failed: {result.table[ERROR].iloc[0]}")
 
@@ -227,7 +224,7 @@ def _show_best(report: Mapping[str, Any], console: Console) -> None:  # Any: JSO
         notes.append(left_out_note(best["left_out"]))
     text = f"best {metric} {best[metric]:.4f}{marks} (rows {best['rows']}): {sets}"
     for line in (text, *notes):
-        console.print(line, soft_wrap=True)
+        console.out(line)
 
 
 def _show_failures(result: SweepResult, console: Console) -> None:
@@ -237,5 +234,4 @@ def _show_failures(result: SweepResult, console: Console) -> None:
     for (status, message), count in messages.most_common(FAILURES_SHOWN):
         rows = failed.loc[(failed[STATUS] == status) & (failed[ERROR] == message), ROW].tolist()
         what = "failed" if status == "failed" else "not run, because the GPU failed"
-        text = f"{count} {what} (row {rows[0]}): {message}"
-        console.print(text, style="red", soft_wrap=True)
+        console.out(f"{count} {what} (row {rows[0]}): {message}", style="red")

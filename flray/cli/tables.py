@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -14,13 +14,11 @@ from flray.errors import ExperimentError
 from flray.reports.published import Table, find_table, load_tables
 from flray.wording import counted
 
+if TYPE_CHECKING:
+    from flray.reports.writers import Format
 
-def show_table(
-    name: str,
-    folders: Sequence[Path],
-    form: Literal["rich", "md", "latex", "csv"],
-    console: Console,
-) -> None:
+
+def show_table(name: str, folders: Sequence[Path], form: "Format", console: Console) -> None:
     """Print a published table with the numbers of finished runs beside the paper's.
 
     Below a table for people: how many runs there are, and what to run if none of them fits.
@@ -60,7 +58,7 @@ def show_table(
         miss = nearest_miss(table, finished)
         reason = f"none of them meets all conditions of a cell; {miss}" if miss else where
         space = f"\nflray sweep {Path(table.space).stem} runs what fills it" if table.space else ""
-        console.print(Text(f"no cell is filled: {reason}{space}"), soft_wrap=True)
+        console.out(f"no cell is filled: {reason}{space}")
 
 
 def tables_listing() -> RichTable:

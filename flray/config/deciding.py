@@ -74,11 +74,11 @@ def first_difference(recorded: Config, config: Config) -> str | None:
     "model.name is 'a' there and 'b' here"
     """
     for key, old, new in differences(recorded, config):
-        return f"{key} is {value_text(old)} there and {value_text(new)} here"
+        return f"{key} is {text_or_absent(old)} there and {text_or_absent(new)} here"
     return None
 
 
-def value_text(value: object) -> str:
+def text_or_absent(value: object) -> str:
     """A value of `differences` as a message shows it."""
     return "absent" if value is _ABSENT else repr(value)
 

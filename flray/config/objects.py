@@ -27,9 +27,6 @@ OWNED = ("clients", "groups", "time")  # what `flray.run` takes beside dataset=(
 OBJECT = "object"  # the key of config.yaml that marks a component which no YAML describes
 
 
-_VALIDATION = "validation parts are cut from the clients' training data (split.validation)"
-
-
 class ReadyObject:
     """Stands for the class of a component that exists already: a module or a dataset from Python.
 
@@ -58,7 +55,10 @@ def object_component(kind: str, given: Any) -> Component | None:  # Any: from a 
     remark = ""
     if kind == "dataset" and hasattr(given, "train_dataloader"):
         if overrides(type(given), "val_dataloader"):
-            remark = f"{type(given).__name__}.val_dataloader is not used: {_VALIDATION}"
+            remark = (
+                f"{type(given).__name__}.val_dataloader is not used: validation parts are cut from "
+                "the clients' training data (split.validation)"
+            )
         given = from_datamodule(given)
     if kind == "dataset" and (hasattr(given, "shape") or isinstance(given, TensorDataset)):
         given = (given,)

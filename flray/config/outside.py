@@ -129,8 +129,8 @@ def overrides(cls: type, method: str) -> bool:
     >>> overrides(Mlp200, "training_step"), overrides(Mlp200, "validation_step")
     (True, False)
     """
-    own = (base for base in cls.__mro__ if base.__module__.partition(".")[0] not in LIGHTNING)
-    return any(method in vars(base) for base in own)
+    bases = (base for base in cls.__mro__ if base.__module__.partition(".")[0] not in LIGHTNING)
+    return any(method in vars(base) for base in bases)
 
 
 def _has_method(cls: type, name: str, num_arguments: int) -> bool:

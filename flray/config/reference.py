@@ -79,7 +79,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Described:
+class ComponentEntry:
     """A registered component as `flray list` shows it: its name, what it is, and its keys."""
 
     name: str
@@ -87,7 +87,7 @@ class Described:
     keys: tuple[Key, ...]
 
 
-def components(kind: str) -> list[Described]:
+def components(kind: str) -> list[ComponentEntry]:
     """Every registered component of a kind, by name.
 
     >>> next(c for c in components("algorithm") if c.name == "fedprox").keys[0].name
@@ -96,7 +96,7 @@ def components(kind: str) -> list[Described]:
     registry = _registry(kind)
     modules = Counter(cls.source.module for cls in registry.values())
     return [
-        Described(name, _purpose(cls, modules[cls.source.module] == 1), _keys(cls))
+        ComponentEntry(name, _purpose(cls, modules[cls.source.module] == 1), _keys(cls))
         for name, cls in sorted(registry.items())
     ]
 
@@ -154,14 +154,14 @@ def every_key() -> tuple[Key, ...]:
     prefixes["optimizer"] = "aggregate.optimizer"
     prefixes |= {stage: f"algorithm.clustering.{stage}" for stage in STAGES}
     for kind, prefix in prefixes.items():
-        inner = [key for described in components(kind) for key in component_keys(described)]
+        inner = [key for entry in components(kind) for key in component_keys(entry)]
         every += [replace(key, name=f"{prefix}.{key.name}") for key in inner]
     return tuple(dict.fromkeys(every))
 
 
-def component_keys(described: Described) -> list[Key]:
+def component_keys(component: ComponentEntry) -> list[Key]:
     """The keys of a component, each mapping followed by the keys below it with dotted names."""
-    return list(_with_those_below(described.keys))
+    return list(_with_those_below(component.keys))
 
 
 def _with_those_below(keys: Sequence[Key]) -> Iterator[Key]:
@@ -197,7 +197,8 @@ def _keys(cls: Definition) -> tuple[Key, ...]:
         below = accepted.below
         text = None if default is None else _default(cls.source, default, accepted.kind)
         if below is not None and isinstance(default, ast.Call):
-            below, text = _factory(cls.source, default) or below, SEE_BELOW
+            factory = cls.source.find(ast.unparse(default.keywords[0].value))
+            below, text = factory or below, SEE_BELOW
         inherited = by_name[name].note if name in by_name else ""
         note = cls.source.comment(node).replace("None:", "null:") or inherited
         by_name[name] = Key(name, accepted.text, text, note, below)
@@ -273,8 +274,6 @@ def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
     """A default as YAML has it."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         given = {word.arg: word.value for word in value.keywords}
-        if "default" in given:
-            return _text(ast.unparse(given["default"]))
         factory = given.get("default_factory")
         call = factory.body if isinstance(factory, ast.Lambda) else None
         if isinstance(call, ast.Call):
@@ -285,13 +284,6 @@ def _default(source: Source, value: ast.expr, kind: str | None) -> str | None:
     constant = source.find(ast.unparse(value))
     text = _text(ast.unparse(constant.node if constant else value))
     return "all" if text.startswith("get_args(") else text
-
-
-def _factory(source: Source, value: ast.expr | None) -> Definition | None:
-    """The class that a `default_factory` names."""
-    if not isinstance(value, ast.Call) or not value.keywords:
-        return None
-    return source.find(ast.unparse(value.keywords[0].value))
 
 
 def _registered(source: Source, name: str, kind: str | None) -> str:

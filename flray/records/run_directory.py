@@ -19,7 +19,7 @@ from flray.config.deciding import (
     differences,
     first_difference,
     is_below,
-    value_text,
+    text_or_absent,
     with_block_of,
 )
 from flray.errors import ExperimentError
@@ -110,8 +110,8 @@ class RunDirectory(RunRecords):
             return
         for key, old, new in differences(recorded[-1]["config"], _as_json(deciding(config))):
             raise ExperimentError(
-                f"{self._config} was edited: {key} was {value_text(old)} and is now "
-                f"{value_text(new)}. To go on as before type {self._resume_command(key, old)}; "
+                f"{self._config} was edited: {key} was {text_or_absent(old)} and is now "
+                f"{text_or_absent(new)}. To go on as before type {self._resume_command(key, old)}; "
                 f"with the new value from the next round on: {self._resume_command(key, new)}"
             )
 

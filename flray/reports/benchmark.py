@@ -138,7 +138,7 @@ def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
     rows[BYTES] = rows[[recorded.BYTES_UP, recorded.BYTES_DOWN]].sum(axis=1)
     scores_of = {str(name): _score_of(part) for name, part in rows.groupby(SPLIT, sort=False)}
     tried = _configurations(rows, sweep.identifying, set(scores_of.values()))
-    made = []
+    benchmarks = []
     for protocol, prefix in PROTOCOLS.items():
         cells = {
             (str(method), str(split)): _cell(sweep, part, scores_of[str(split)], prefix)
@@ -146,8 +146,8 @@ def benchmarks_of(sweep: Sweep) -> list[Benchmark]:
         }
         frame = pd.DataFrame.from_dict(cells, orient="index").rename_axis([METHOD, SPLIT])
         if frame[SCORE].notna().any():
-            made.append(Benchmark(protocol, frame, scores_of))
-    return made
+            benchmarks.append(Benchmark(protocol, frame, scores_of))
+    return benchmarks
 
 
 def _splits(sweep: Sweep) -> "pd.Series[str] | str":
@@ -209,7 +209,7 @@ def told_of(sweep: Sweep) -> dict[str, str]:
 
     A grid is what validation chose from; a number outside of one was given.
     """
-    told = {}
+    texts = {}
     for method, keys in sweep.space["methods"].items():
         named = {k.rpartition(".")[2]: v for k, v in leaves(keys).items()}
         words = [str(v) for k, v in named.items() if k == TOLD]
@@ -217,8 +217,8 @@ def told_of(sweep: Sweep) -> dict[str, str]:
         listed = [_grids(k, v) for k, v in named.items() if isinstance(v, list)]
         grids = {k: v for grid in listed for k, v in grid.items()}
         words += [f"{k} by validation of {', '.join(map(str, v))}" for k, v in grids.items()]
-        told[str(method)] = "; ".join(words)
-    return told
+        texts[str(method)] = "; ".join(words)
+    return texts
 
 
 def _grids(key: str, values: list[Any]) -> dict[str, list[Any]]:  # Any: YAML
@@ -239,9 +239,9 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
     Scores and worst clients are means over the splits that a method applies to, and are left out
     where splits have different scores.
     """
-    made = benchmarks_of(sweep)
-    first, told = made[0], told_of(sweep)
-    shown = [pair for benchmark in made for pair in _of_protocol(benchmark)]
+    benchmarks = benchmarks_of(sweep)
+    first, told_texts = benchmarks[0], told_of(sweep)
+    shown = [pair for benchmark in benchmarks for pair in _of_protocol(benchmark)]
     for key, (name, scale, decimals) in COSTS.items():
         better = True if key == recorded.ARI else None
         shown.append((Heading(key, name, "", decimals, better), scale * first.column(key)))
@@ -259,8 +259,8 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
                 "missing_seeds": missing,
             }
     order = first.mean_ranks.index.astype(str)
-    labels = pd.DataFrame({"method": order, "was told": [told[m] for m in order]}, order)
-    notes = [*(f"{capitalised(benchmark.test)}." for benchmark in made), RULE]
+    labels = pd.DataFrame({"method": order, "was told": [told_texts[m] for m in order]}, order)
+    notes = [*(f"{capitalised(benchmark.test)}." for benchmark in benchmarks), RULE]
     return sheet_of("methods by mean rank", labels, [h for h, _ in shown], cells, notes)
 
 

@@ -30,7 +30,11 @@ def references_of(experiments: Experiments) -> dict[str, str]:
     It is the first FedAvg on the same dataset and split, else the first experiment on them. If no
     two experiments have the same data, data are what is compared: all have one reference.
     """
-    data = {name: _data_of(runs[0]) for name, runs in experiments.items()}
+    keys = ("dataset", "split", "events")
+    data = {
+        name: settings_text({key: runs[0].config.get(key) for key in keys})
+        for name, runs in experiments.items()
+    }
     if len(set(data.values())) == len(data):
         data = dict.fromkeys(data, "")
     references: dict[str, str] = {}
@@ -42,18 +46,12 @@ def references_of(experiments: Experiments) -> dict[str, str]:
     return {name: references[data[name]] for name in experiments}
 
 
-def _data_of(run: RunRecord) -> str:
-    """Dataset, split and events of a run as text, equal for the same ones."""
-    keys = ("dataset", "split", "events")
-    return settings_text({key: run.config.get(key) for key in keys})
-
-
 def measured_of(experiments: Experiments) -> list[str]:
     """Columns that may differ between seeds; those of other protocols and ARI if recorded."""
-    first, every = score_of(experiments), [run for runs in experiments.values() for run in runs]
-    present = {k for run in every for k, value in run.numbers.items() if value is not None}
+    first, all_runs = score_of(experiments), [run for runs in experiments.values() for run in runs]
+    present = {k for run in all_runs for k, value in run.numbers.items() if value is not None}
     protocols = [first.column("mean", prefix) for prefix in _PROTOCOLS]
-    others = dict.fromkeys(s.mean for run in every for s in run.scores if s != first)
+    others = dict.fromkeys(s.mean for run in all_runs for s in run.scores if s != first)
     spread = (first.column("worst"), first.column("variance"))
     columns = (first.mean, *others, *protocols, first.validation, *spread)
     optional = {*others, *protocols, recorded.ARI}

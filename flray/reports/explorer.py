@@ -121,10 +121,10 @@ def trained_cuts(run: RunRecord, tree: Matrix) -> list[Plain]:
     cuts = [key for key in (THRESHOLD, NUMBER) if key in sweep.keys]
     alike = [key for key in (*sweep.keys, SEED) if key not in cuts]
     texts = sweep.rows[alike].map(str).agg("|".join, axis=1)
-    own = texts[sweep.rows[FOLDER] == run.path.resolve().relative_to(path).as_posix()]
-    if not cuts or own.empty:
+    of_run = texts[sweep.rows[FOLDER] == run.path.resolve().relative_to(path).as_posix()]
+    if not cuts or of_run.empty:
         return []
-    rows = sweep.finished[texts.loc[sweep.finished.index] == own.iloc[0]]
+    rows = sweep.finished[texts.loc[sweep.finished.index] == of_run.iloc[0]]
     trained: dict[int, Plain] = {}
     for _, row in rows.iterrows():
         number = _num_clusters(tree, row, cuts)

@@ -73,10 +73,10 @@ def figures_of(run: Path) -> list[Path]:
 
 def _figures(experiments: Experiments) -> Iterator[tuple[str, Figure]]:
     """The figures with their file names, one at a time, since figures are large."""
-    every = [run for runs in experiments.values() for run in runs]
-    if any(run.is_evaluated for run in every):
+    all_runs = [run for runs in experiments.values() for run in runs]
+    if any(run.is_evaluated for run in all_runs):
         yield "accuracy", accuracy_figure(experiments)
-    if any(len(run.last_test()) for run in every):
+    if any(len(run.last_test()) for run in all_runs):
         yield "clients", clients_figure(experiments)
     for name, (first, *others) in experiments.items():
         events = sorted(first.clusterings)

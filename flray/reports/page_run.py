@@ -128,8 +128,8 @@ def seconds_by_phase(rounds: pd.DataFrame) -> pd.DataFrame:
 def sheets(experiments: Experiments) -> list[Sheet]:
     """The tables of the finished runs: the comparison, and those of clusterings if any."""
     done = finished(experiments)
-    made = (comparison_sheet, clustering_sheet, experiments_sheet) if done else ()
-    return [sheet for make in made if (sheet := make(done)) is not None]
+    tables = (comparison_sheet, clustering_sheet, experiments_sheet) if done else ()
+    return [sheet for make in tables if (sheet := make(done)) is not None]
 
 
 def common(experiments: Experiments) -> dict[str, str]:
@@ -138,15 +138,15 @@ def common(experiments: Experiments) -> dict[str, str]:
     Values are texts. What all experiments share is named once, different values are separated by
     `;`. `started` has the first and the last day (UTC) on which one of the runs began.
     """
-    every = [run for runs in experiments.values() for run in runs]
+    all_runs = [run for runs in experiments.values() for run in runs]
     shown = {
-        key: "; ".join(dict.fromkeys(component_text(run.config.get(key)) for run in every))
+        key: "; ".join(dict.fromkeys(component_text(run.config.get(key)) for run in all_runs))
         for key in ("dataset", "split", "model", ROUNDS)
     }
     seeds = {name: ", ".join(str(r.seed) for r in runs) for name, runs in experiments.items()}
     by_name = [f"{name}: {numbers}" for name, numbers in seeds.items()]
     shown["seeds"] = "; ".join(set(seeds.values()) if len(set(seeds.values())) == 1 else by_name)
-    stamps = [(run.path / "config.yaml").stat().st_mtime for run in every]
+    stamps = [(run.path / "config.yaml").stat().st_mtime for run in all_runs]
     days = sorted({f"{datetime.fromtimestamp(stamp, UTC):%Y-%m-%d}" for stamp in stamps})
     return shown | {"started": " to ".join(dict.fromkeys((days[0], days[-1])))}
 

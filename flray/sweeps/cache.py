@@ -19,13 +19,7 @@ from typing import Any
 
 from flray.clustering.points import Points
 from flray.columns import CLIENT_STEPS, ROUND
-from flray.errors import (
-    CLIENT_ERRORS,
-    ClientFailure,
-    is_gpu_fault,
-    is_gpu_full,
-    one_line_message,
-)
+from flray.errors import CLIENT_ERRORS, ClientFailure, is_gpu_fault, is_gpu_full, one_line_message
 from flray.execution.meter import Meter
 from flray.files import replace_text
 from flray.records.checkpoint import CheckpointStore

@@ -15,7 +15,7 @@ from flray.runs.preparing import deal, evaluation_of, load_dataset
 from flray.server.summary import summary_names
 from flray.sweeps.branching import branches
 from flray.sweeps.keys import code_version, digest, prefix_key
-from flray.sweeps.rows import expand, experiment_of, possible
+from flray.sweeps.rows import experiment_of, known_and_examples
 from flray.sweeps.search import seeds_of
 from flray.sweeps.space import OptunaSearch, Space
 from flray.wording import counted
@@ -33,6 +33,7 @@ class PlannedRows:
     steps: list[int]  # of each row
     shared: list[int]  # of each row, those that it takes over from a row before it
     num_rows: int  # that the sweep will have
+    num_known: int  # those of them that no search suggests
 
     @property
     def one_by_one(self) -> int:
@@ -53,28 +54,29 @@ def planned_rows(space: Space) -> PlannedRows:
     Raises:
         ExperimentError: A row is no valid experiment, data are missing, or no row has the metric.
     """
-    experiments = [experiment_of(row.plain) for row in possible(space)]
+    known, examples = known_and_examples(space)
+    experiments = [experiment_of(row.plain) for row in known + examples]
     check_metric(space, experiments)
     require_encoders(experiments)
     counts: dict[int, tuple[int, int]] = {}  # steps of a row and those it shares, by its number
     for numbers, timeline in dealt(experiments):
         rounds: dict[str, list[int]] = {}
-        known: set[str] = set()
+        begun: set[str] = set()
         for number in numbers:
             experiment, shared = experiments[number], 0
             if branches(experiment):
                 last = experiment.algorithm.build().rounds_before
                 signature = experiment.plain["algorithm"].get("clustering", {}).get("signature")
-                begun = digest([prefix_key(experiment, code_version(), False), last, signature])
-                if begun in known:
+                key = digest([prefix_key(experiment, code_version(), False), last, signature])
+                if key in begun:
                     shared = predicted_steps(experiment, timeline, last, rounds)
-                known.add(begun)
+                begun.add(key)
             counts[number] = predicted_steps(experiment, timeline, None, rounds), shared
     steps, shared_steps = map(list, zip(*(counts[k] for k in range(len(counts))), strict=True))
-    num_rows, search = len(experiments), space.options.search
+    num_rows, search = len(known), space.options.search
     if isinstance(search, OptunaSearch):
-        num_rows = len(expand(space)) + search.samples * len(seeds_of(space))
-    return PlannedRows(experiments, steps, shared_steps, num_rows)
+        num_rows += search.samples * len(seeds_of(space))
+    return PlannedRows(experiments, steps, shared_steps, num_rows, len(known))
 
 
 def describe_space(space: Space, rows: PlannedRows) -> str:
@@ -88,10 +90,9 @@ def describe_space(space: Space, rows: PlannedRows) -> str:
     """
     experiments = rows.experiments
     if isinstance(space.options.search, OptunaSearch):
-        num_known = len(expand(space))
         return (
-            f"{counted(rows.num_rows - num_known, 'row')} suggested by Optuna and "
-            f"{counted(num_known, 'baseline')}; one by one they would take about "
+            f"{counted(rows.num_rows - rows.num_known, 'row')} suggested by Optuna and "
+            f"{counted(rows.num_known, 'baseline')}; one by one they would take about "
             f"{rows.one_by_one:,} client steps"
         )
     branching = [e for e in experiments if branches(e)]

@@ -19,7 +19,6 @@ import pandas as pd
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from flray.config.experiment import Experiment
 from flray.config.tracking import NoTracking
 from flray.errors import GpuFault, one_line_message
 from flray.execution.cluster import connected
@@ -43,13 +42,7 @@ from flray.sweeps.folder import (
     write_row,
 )
 from flray.sweeps.keys import digest, prefix_key, signature_key, version_of
-from flray.sweeps.rows import (
-    SweepRow,
-    experiment_of,
-    known_and_examples,
-    possible,
-    rounds_to_cluster_after,
-)
+from flray.sweeps.rows import SweepRow, experiment_of, known_and_examples, rounds_to_cluster_after
 from flray.sweeps.search import RowSearch, Suggestions
 from flray.sweeps.space import OptunaSearch, Space
 from flray.sweeps.table import best_of, costs_of, table_of, write_table
@@ -133,7 +126,9 @@ def run_sweep(
     out, code = out.absolute(), version_of(experiments)
     check_folder(out, space, code, resume)
     check_metric(space, experiments)
-    _require_data(experiments)
+    for _ in dealt(experiments):
+        pass  # loads each dataset once, so that a missing one is reported once, not by every trial
+    require_encoders(experiments)
     with connected():
         nodes = reachable_nodes()
         for experiment in {digest(e.plain["execution"]): e for e in experiments}.values():
@@ -154,7 +149,8 @@ def run_sweep(
                 is_scheduled=space.is_scheduled,
                 draw=watch.draw,
             )
-            sweep = _Sweep(space, context, watch, known)
+            tracking = experiments[0].settings.tracking
+            sweep = _Sweep(space, context, watch, known, tracking)
             try:
                 sweep.run(scheduler)
             finally:
@@ -170,14 +166,6 @@ def _time_to_stop(max_minutes: float | None) -> float:
     return time() + seconds - min(MOST_TO_END_S, seconds * SHARE_TO_END)
 
 
-def _require_data(experiments: Sequence[Experiment]) -> None:
-    """Load each dataset and encoder once, so that a missing one is reported once and not by every
-    trial."""
-    for _ in dealt(experiments):
-        pass
-    require_encoders(experiments)
-
-
 @dataclass(frozen=True)
 class _Sweep:
     """A sweep whose folder is open and locked."""
@@ -186,6 +174,7 @@ class _Sweep:
     context: TrialContext
     watch: Watch
     known: tuple[SweepRow, ...]  # before anything runs; suggested rows have higher numbers
+    tracking: object  # where the table is shown, too
     # Rows that are done and their summaries, by number: they do not change, and are read once.
     done: dict[int, SweepRow] = field(default_factory=dict)
     summary_of: dict[int, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
@@ -300,9 +289,7 @@ class _Sweep:
         if counts["failed"] + counts["unfinished"] == 0 and options.cache is None:
             for entry in self.context.cache.root.glob("*/*/"):  # files keep what they cost
                 shutil.rmtree(entry)
-        first = (rows or possible(self.space))[0]
-        tracking = experiment_of(first.plain).settings.tracking
-        track_table(tracking, self.folder, frame, {"space": self.space.plain})
+        track_table(self.tracking, self.folder, frame, {"space": self.space.plain})
         return SweepResult(self.folder, report, frame)
 
     def _mirror(self, rows: Sequence[SweepRow], best: Sequence[int]) -> None:

@@ -94,8 +94,8 @@ class GroupRecorder(Callbacks):
     def after_round(self, t: int) -> None:
         """Write loss and steps of the clients that trained."""
         parts = [
-            {CLIENT: heard.clients, LOSS: heard.loss, STEPS: heard.num_steps}
-            for heard in self.share.trained
+            {CLIENT: training.clients, LOSS: training.loss, STEPS: training.num_steps}
+            for training in self.share.trained
         ]
         self.share.trained.clear()
         if parts and t > self.share.after:
@@ -115,10 +115,10 @@ class GroupRecorder(Callbacks):
         }
         for key, members in self.groups.items():
             if not self.cache.path(KIND, key).exists():
-                theirs = {
+                of_group = {
                     name: frame[frame[CLIENT].isin(members)] for name, frame in frames.items()
                 }
-                self.cache.publish(KIND, key, partial(_write, theirs))
+                self.cache.publish(KIND, key, partial(_write, of_group))
         return True
 
     def _rounds(self) -> pd.DataFrame:

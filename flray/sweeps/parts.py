@@ -5,7 +5,7 @@ Values of the command line hold for every method and baseline.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from fnmatch import filter as matching
+from fnmatch import filter as filter_names
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def part_of(plain: Plain, overrides: Sequence[str]) -> tuple[Plain, list[str]]:
 
 
 def _methods(plain: Plain, names: Sequence[str]) -> Plain:
-    known = plain.get("methods", {})
+    methods = plain.get("methods", {})
     chosen: dict[str, Any] = {}  # Any: YAML
     for name in names:
         if name.endswith((".yaml", ".yml")):
@@ -56,13 +56,13 @@ def _methods(plain: Plain, names: Sequence[str]) -> Plain:
             is_experiment = "dataset" in keys and "algorithm" in keys
             chosen[Path(name).stem] = {"algorithm": keys["algorithm"]} if is_experiment else keys
         else:
-            chosen |= {found: known[found] for found in _found(name, known, "method")}
+            chosen |= {method: methods[method] for method in _matching(name, methods, "method")}
     return {"methods": chosen}
 
 
 def _experiments(plain: Plain, names: Sequence[str]) -> Plain:
     given = plain["experiment"]
-    chosen = {found for name in names for found in _found(name, _names(given), "split")}
+    chosen = {split for name in names for split in _matching(name, _names(given), "split")}
     if isinstance(given, Mapping):
         return {"experiment": {name: given[name] for name in given if name in chosen}}
     return {"experiment": [file for file in given if Path(file).stem in chosen]}
@@ -75,12 +75,12 @@ def _names(given: object) -> list[str]:
     return [Path(file).stem for file in (given if isinstance(given, list) else [str(given)])]
 
 
-def _found(name: str, known: Collection[str], kind: str) -> list[str]:
-    found = matching(known, name)
-    if not found:
-        names = ", ".join(known) or "none"
-        raise ExperimentError(f"unknown {kind} {name!r}{suggestion(name, known)}; known: {names}")
-    return found
+def _matching(pattern: str, names: Collection[str], kind: str) -> list[str]:
+    if not (chosen := filter_names(names, pattern)):
+        known = ", ".join(names) or "none"
+        meant = suggestion(pattern, names)
+        raise ExperimentError(f"unknown {kind} {pattern!r}{meant}; known: {known}")
+    return chosen
 
 
 def _without_others(plain: Plain, key: str, kept: Collection[str]) -> Plain:

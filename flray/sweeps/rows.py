@@ -1,7 +1,7 @@
 """The rows of a sweep: one for each configuration that its space describes.
 
 A grid or a random search has all its rows before anything runs (`expand`). With Optuna only the
-baselines are known; `possible` has examples of the rest, to refuse a faulty space early.
+baselines are known; `known_and_examples` adds examples of the rest, to refuse a faulty space early.
 """
 
 import itertools
@@ -118,16 +118,6 @@ def expand(space: Space) -> tuple[SweepRow, ...]:
     return known_and_examples(space)[0]
 
 
-def possible(space: Space) -> tuple[SweepRow, ...]:
-    """The rows that are known before and, with Optuna, some of those that may be suggested.
-
-    These have each value of each list and the ends of each range, one at a time. They are for
-    checks; only rows of `expand` and suggestions are run.
-    """
-    known, examples = known_and_examples(space)
-    return known + examples
-
-
 def suggested_row(
     space: Space, number: int, chosen: Mapping[str, Any], rounds: Collection[int]
 ) -> SweepRow:
@@ -171,7 +161,7 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
 
     Args:
         space: Needed for rounds that are drawn: all of their range may come.
-        experiments: The experiments of `possible`.
+        experiments: The experiments of `known_and_examples`.
     """
     algorithms = [experiment.algorithm.build() for experiment in experiments]
     rounds = {a.rounds_before for a in algorithms if isinstance(a, Branching)}
@@ -182,7 +172,10 @@ def rounds_to_cluster_after(space: Space, experiments: Sequence[Experiment]) -> 
 
 
 def known_and_examples(space: Space) -> tuple[tuple[SweepRow, ...], tuple[SweepRow, ...]]:
-    """The rows that are known before, and examples of those that may be suggested.
+    """The rows that are known before and, with Optuna, examples of those that may be suggested.
+
+    Examples have each value of each list and the ends of each range, one at a time. They are for
+    checks; only rows of `expand` and suggestions are run.
 
     Methods that cluster and FedAvg are evaluated in the round after each clustering that may be, so
     that they can be compared there and share their prefix.
@@ -234,8 +227,8 @@ def _distinct(rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 def _varied(space: Space) -> Iterator[SweepRow]:
     """The rows of each experiment and method, in all combinations of the values of both."""
-    for name, (method, own) in itertools.product(space.experiments, space.methods.items()):
-        for chosen in _combinations(space, {**own, **space.varied}):
+    for name, (method, values) in itertools.product(space.experiments, space.methods.items()):
+        for chosen in _combinations(space, {**values, **space.varied}):
             named = {EXPERIMENT: name, METHOD: method, **chosen}
             if not is_excluded(space, named):
                 yield _row(space, named)

@@ -42,14 +42,7 @@ from flray.runs.preparing import Prepared
 from flray.server.clusterings import record_clusterings
 from flray.server.evaluation import RoundRow
 from flray.server.loop import Callbacks, Server, ignore
-from flray.sweeps.branching import (
-    NEVER_ENDS,
-    WRITE_EVERY_S,
-    Branch,
-    OwnMetrics,
-    Prefix,
-    branches,
-)
+from flray.sweeps.branching import NEVER_ENDS, WRITE_EVERY_S, Branch, OwnMetrics, Prefix, branches
 from flray.sweeps.cache import Cache, OutOfTime
 from flray.sweeps.folder import alive_file, read_row, run_path, write_row
 from flray.sweeps.groups import (
@@ -325,13 +318,13 @@ class Trial:
             shutil.rmtree(self.directory.path, ignore_errors=True)
             shutil.rmtree(self.part_folder, ignore_errors=True)
         self.note(run=key)
-        mine = f"{self.cache.sweep} {self.row.number}"
+        own_name = f"{self.cache.sweep} {self.row.number}"
 
         def compute(entry: Path) -> int:
             if self.directory.summary() is None:
                 make()
             self.directory.copy_records_to(entry)
-            (entry / OWNER).write_text(mine, encoding="utf-8")
+            (entry / OWNER).write_text(own_name, encoding="utf-8")
             return 0  # what a row trains is counted by its rounds, finished or not
 
         entry = self.cache.obtain("run", key, compute)
@@ -342,7 +335,7 @@ class Trial:
                 n = self.experiment.algorithm.build().rounds_before
                 record_clusterings(new, self.parts.payload.timeline, n, [clustering])
 
-        is_own = (entry / OWNER).read_text(encoding="utf-8") == mine
+        is_own = (entry / OWNER).read_text(encoding="utf-8") == own_name
         if not is_own:
             shutil.rmtree(self.directory.path, ignore_errors=True)
             self._opened(self.directory.path, copy_records)
@@ -367,8 +360,8 @@ class Trial:
 
         def compute(on_round: OnRound, should_stop: ShouldStop) -> bool:
             self.fed.meter.read_and_reset()
-            heard = replace(server, on_round=on_round, should_stop=should_stop)
-            return replace(heard, callbacks=callbacks, write_every_s=WRITE_EVERY_S).run()
+            watched = replace(server, on_round=on_round, should_stop=should_stop)
+            return replace(watched, callbacks=callbacks, write_every_s=WRITE_EVERY_S).run()
 
         if not conduct(compute, directory.path, monitor, self.experiment):
             raise OutOfTime
@@ -381,8 +374,8 @@ class Trial:
         def is_missing(key: str) -> bool:
             return not self.cache.path(KIND, key).exists()
 
-        made: RunDirectory | None = None
-        while made is None or any(map(is_missing, groups)):
+        part: RunDirectory | None = None
+        while part is None or any(map(is_missing, groups)):
             with ExitStack() as claims:
                 claimed = {
                     key: clients
@@ -391,14 +384,14 @@ class Trial:
                     and claims.enter_context(self.cache.claim(KIND, key))
                     and is_missing(key)
                 }
-                if claimed or made is None:
-                    made = self._train_some(branch, claimed)
+                if claimed or part is None:
+                    part = self._train_some(branch, claimed)
             if any(map(is_missing, groups)):
                 self.cache.wait()
-        assembly = Assembly(made, self.experiment, self.parts, branch, self._deployed(branch))
+        assembly = Assembly(part, self.experiment, self.parts, branch, self._deployed(branch))
         assembly.put_together(records_of(self.cache, groups))
-        shutil.rmtree(made.checkpoints, ignore_errors=True)
-        os.replace(made.path, self.directory.path)
+        shutil.rmtree(part.checkpoints, ignore_errors=True)
+        os.replace(part.path, self.directory.path)
         shutil.rmtree(self.directory.path / PART_FOLDER, ignore_errors=True)
         shutil.rmtree(self.part_folder)
 

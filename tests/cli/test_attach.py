@@ -16,22 +16,10 @@ from flray.config.overrides import override
 from flray.records.lock import holder, locked
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, processes_marked, run_experiment, wait_for
+from scenarios import SLEEPY, TINY, processes_marked, run_experiment, wait_for
 
 pytestmark = pytest.mark.long
 
-# Rounds that take their time, and leave the processor to the processes that are being started.
-SLEEPY = """
-from time import sleep
-
-from flray.algorithms.fedavg import FedAvg
-
-
-class Sleepy(FedAvg):
-    def round(self, state, cohort, fed):
-        sleep(0.2)
-        return super().round(state, cohort, fed)
-"""
 SLOW = override(TINY, ["algorithm=sleepy_of_tests:Sleepy", "rounds=2000"])
 RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
 MARK = "FOLDER_OF_TESTS"  # an environment variable, by which their processes are known
@@ -45,7 +33,7 @@ Process = subprocess.Popen[str]
 def folder(tmp_path_factory) -> Iterator[Path]:
     """Where the command lines run; what is still there of them at the end is killed."""
     folder = tmp_path_factory.mktemp("attach")
-    (folder / "sleepy_of_tests.py").write_text(SLEEPY)
+    (folder / "sleepy_of_tests.py").write_text(SLEEPY.format(seconds=0.2))
     (folder / "slow.yaml").write_text(yaml.safe_dump(override(SLOW, RAY)))
     yield folder
     for pid in processes_marked(MARK, folder):

@@ -17,21 +17,10 @@ from flray.config.overrides import override
 from flray.records.lock import holder
 from flray.records.run_directory import RunDirectory
 
-from scenarios import TINY, processes_marked, run_experiment
+from scenarios import SLEEPY, TINY, processes_marked, run_experiment
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-SLEEPY = """
-from time import sleep
-
-from flray.algorithms.fedavg import FedAvg
-
-
-class Sleepy(FedAvg):
-    def round(self, state, cohort, fed):
-        sleep(0.3)
-        return super().round(state, cohort, fed)
-"""
 PLAIN = override(TINY, ["algorithm=slow_of_tests:Sleepy", "rounds=60"])
 RAY = ["execution={executor: ray, actors: {count: 1, num_cpus: 0.5}}"]
 PYTHON = """
@@ -66,7 +55,7 @@ PATIENCE_S = 240.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("going_on")
-    (folder / "slow_of_tests.py").write_text(SLEEPY)
+    (folder / "slow_of_tests.py").write_text(SLEEPY.format(seconds=0.3))
     (folder / "slow.yaml").write_text(yaml.safe_dump(override(PLAIN, RAY)))
     yield folder
     for pid in processes_marked(MARK, folder):

@@ -11,7 +11,7 @@ from flray.algorithms import ALGORITHMS
 from flray.cli import main
 from flray.cli.starting import experiment_text
 from flray.config.experiment import parse_experiment, read_yaml
-from flray.config.reference import Described, components
+from flray.config.reference import ComponentEntry, components
 from flray.config.shipped import EXPERIMENTS, SPACES, find_file, names
 from flray.errors import ExperimentError
 from flray.runs.rehearsal import describe
@@ -21,7 +21,7 @@ from scenarios import typed
 
 
 @functools.cache
-def methods() -> dict[str, Described]:
+def methods() -> dict[str, ComponentEntry]:
     """The keys of every method, by its name."""
     return {each.name: each for each in components("algorithm")}
 

@@ -15,7 +15,7 @@ from flray.config.binding import Component
 from flray.config.experiment import parse_experiment, read_yaml
 from flray.config.reading import parse_yaml
 from flray.errors import ExperimentError
-from flray.sweeps.rows import possible
+from flray.sweeps.rows import known_and_examples
 from flray.sweeps.space import parse_space
 
 from mutations import mutated, values
@@ -54,7 +54,7 @@ def accept_or_refuse(plain: Any) -> None:
 
 def accept_or_refuse_space(plain: Any) -> None:
     with suppress(ExperimentError):
-        possible(parse_space(as_written(plain), ROOT / "tune_spaces"))
+        known_and_examples(parse_space(as_written(plain), ROOT / "tune_spaces"))
 
 
 def as_written(plain: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import flray
-from flray.sweeps.rows import possible
+from flray.sweeps.rows import expand
 from flray.sweeps.space import read_space
 
 from scenarios import TINY
@@ -49,4 +49,4 @@ def test_a_space_behind_a_link_finds_its_experiments(tmp_path, monkeypatch) -> N
     plain = yaml.safe_load((ROOT / "tune_spaces/flhc_digits.yaml").read_text())
     assert str(plain["experiment"]).startswith("../")
     assert linked.plain == read_space(ROOT / "tune_spaces/flhc_digits.yaml").plain
-    assert possible(linked)
+    assert expand(linked)

@@ -15,7 +15,7 @@ from flray.sweeps import tuning
 from flray.sweeps.cache import Cache
 from flray.sweeps.driver import Watch, run_sweep
 from flray.sweeps.folder import ROWS, alive_file, read_rows
-from flray.sweeps.rows import possible
+from flray.sweeps.rows import expand
 from flray.sweeps.space import parse_space
 from flray.sweeps.trial import TrialContext, run_row
 from flray.sweeps.tuning import MOST_LOST, TrialWatch
@@ -116,7 +116,7 @@ def test_every_block_of_clients_is_a_sign_of_life(tmp_path, monkeypatch) -> None
     space = parse_space({"experiment": plain, "space": {"train.lr": [0.1]}})
     (tmp_path / ROWS).mkdir()
     context = TrialContext(tmp_path, Cache(tmp_path, "a", "b"), {}, False, frozenset())
-    (row,) = possible(space)
+    (row,) = expand(space)
     assert run_row(row, context).status == "done"
     assert len(signs) >= 2 * (6 + 6)
     assert set(signs) == {alive_file(tmp_path, row.number)}

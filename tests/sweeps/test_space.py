@@ -12,7 +12,7 @@ from flray.config.experiment import parse_experiment
 from flray.config.overrides import THRESHOLD
 from flray.errors import ExperimentError
 from flray.sweeps.forms import BetweenMerges, Grid
-from flray.sweeps.rows import expand, possible, rounds_to_cluster_after
+from flray.sweeps.rows import expand, known_and_examples, rounds_to_cluster_after
 from flray.sweeps.search import Suggestions
 from flray.sweeps.space import parse_space, read_space
 
@@ -135,13 +135,14 @@ def test_rows_of_a_search_are_evaluated_after_every_clustering_that_may_be() -> 
             assert len(suggested) == 2
         cut = [row.at(0.5) for row in (*known, *suggested) if row.merge_point is not None]
         assert len(cut) == len(known) + len(suggested) - 2 > 0
-        for row in (*baselines, *cut, *possible(parsed)):
+        for row in (*baselines, *cut, *known, *known_and_examples(parsed)[1]):
             assert row.plain["evaluate"]["also"] == [2, 3, 4]
             assert (row.plain["evaluate"]["every"], row.plain["rounds"]) == (5, 10)
 
 
 def experiments_of(parsed):
-    return [parse_experiment(row.plain) for row in possible(parsed)]
+    known, examples = known_and_examples(parsed)
+    return [parse_experiment(row.plain) for row in known + examples]
 
 
 def test_thresholds_between_merges_by_hand() -> None:

@@ -177,14 +177,14 @@ def _value(run: RunRecord, metric: Metric, t: int | None) -> float | None:
 
 
 def _number(
-    chosen: pd.DataFrame, metric: Metric, t: int | None, every: Sequence[RunRecord]
+    chosen: pd.DataFrame, metric: Metric, t: int | None, all_runs: Sequence[RunRecord]
 ) -> Fields:
     """The mean over the chosen runs, one per seed, and its ratio to FedAvg among all runs."""
     runs: list[RunRecord] = chosen["run"].tolist()
     errors = [e for run in runs if (e := run.at(t).get(metric.se or "")) is not None]
     pairs = zip(runs, chosen["value"], strict=True)
     measured = [Measured(run, _baseline_round(run, metric), value) for run, value in pairs]
-    fedavg = [run for run in every if run.value("algorithm.name") == "fedavg"]
+    fedavg = [run for run in all_runs if run.value("algorithm.name") == "fedavg"]
     ratio, behind = mean_ratio(measured, metric.baseline or "", fedavg if metric.baseline else ())
     return {
         **seed_mean((chosen["value"] * metric.scale).tolist()),
