@@ -14,6 +14,7 @@ from rich.console import Console
 from flray.cli.campaign import resume_command
 from flray.errors import ExperimentError
 from flray.reports.benchmark import (
+    SHORT,
     all_numbers,
     benchmarks_of,
     is_benchmark,
@@ -101,13 +102,19 @@ def _show(sheets: Sequence[Sheet | None], form: Format, console: Console) -> Non
             console.print(rendered)
 
 
-def write_benchmark_figure(sweep: Sweep, file: Path, kind: str) -> None:
-    """Draw a figure of BENCHMARK_FIGURES, as deployed, into a file.
+def write_benchmark_figure(sweep: Sweep, file: Path, kind: str, protocol: str) -> None:
+    """Draw a figure of BENCHMARK_FIGURES into a file; `protocol` is a value of SHORT.
 
     Raises:
         ExperimentError: It is no figure of a benchmark, or there is nothing to draw.
     """
-    figure = BENCHMARK_FIGURES.get(kind, lambda _: None)(benchmarks_of(sweep)[0])
+    benchmarks = {SHORT[benchmark.protocol]: benchmark for benchmark in benchmarks_of(sweep)}
+    if protocol not in benchmarks:
+        raise ExperimentError(
+            f"--protocol {protocol}: these methods were judged {', '.join(benchmarks)} only; "
+            "evaluate.fine_tune judges models after local training"
+        )
+    figure = BENCHMARK_FIGURES.get(kind, lambda _: None)(benchmarks[protocol])
     if figure is None:
         kinds = ", ".join(BENCHMARK_FIGURES)
         raise ExperimentError(f"--kind {kind} cannot be drawn of these methods; known: {kinds}")

@@ -52,8 +52,16 @@ def report(folders: tuple[Path | str, ...], out: Path | None) -> None:
     "every client, or against the bytes sent; of a sweep over methods "
     "their mean ranks, a heatmap of methods and splits, or dots per split.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(("deployed", "tuned")),
+    default="deployed",
+    show_default=True,
+    help="Models that the figure of a sweep over methods judges: as deployed, or after local "
+    "training.",
+)
 def compare(
-    folders: tuple[Path | str, ...], form: "Format", figure: Path | None, kind: str
+    folders: tuple[Path | str, ...], form: "Format", figure: Path | None, kind: str, protocol: str
 ) -> None:
     """A table, and a figure, of your own runs side by side.
 
@@ -78,7 +86,7 @@ def compare(
     benchmark = comparing.benchmark_in(paths)
     if benchmark is not None:
         if figure is not None:
-            comparing.write_benchmark_figure(benchmark, figure, kind)
+            comparing.write_benchmark_figure(benchmark, figure, kind, protocol)
         comparing.show_benchmark(benchmark, form, open_console())
         return
     experiments = comparing.experiments_in(paths)

@@ -5,6 +5,7 @@ seeds, judged as the models are: as deployed, or after local training. Test scor
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,9 +92,20 @@ class Benchmark:
             f"{self.difference:.2f} (α = 5 %)"
         )
 
-    def column(self, name: str) -> "pd.Series[float]":
-        """The mean of a number of each method over its splits."""
-        return self._matrix(name).mean(axis=1)
+    @cached_property
+    def usual_score(self) -> ScoreColumns:
+        """The score that most splits have, the first one of equals."""
+        return Counter(self.scores_of.values()).most_common(1)[0][0]
+
+    @property
+    def usual_splits(self) -> list[str]:
+        """The splits that have `usual_score`."""
+        return [split for split, score in self.scores_of.items() if score == self.usual_score]
+
+    def column(self, name: str, splits: Sequence[str] | None = None) -> "pd.Series[float]":
+        """The mean of a number of each method over its splits, or over those that are named."""
+        matrix = self._matrix(name)
+        return (matrix if splits is None else matrix[list(splits)]).mean(axis=1)
 
     def _matrix(self, name: str) -> pd.DataFrame:
         matrix = self.cells[name].unstack(SPLIT)
@@ -236,8 +248,8 @@ def _grids(key: str, values: list[Any]) -> dict[str, list[Any]]:  # Any: YAML
 def ranking_sheet(sweep: Sweep) -> Sheet:
     """Methods by mean rank: ranks, scores and worst clients of each protocol, costs, what was told.
 
-    Scores and worst clients are means over the splits that a method applies to, and are left out
-    where splits have different scores.
+    Scores and worst clients are means over the splits that a method applies to and that have the
+    score of most splits.
     """
     benchmarks = benchmarks_of(sweep)
     first, told_texts = benchmarks[0], told_of(sweep)
@@ -261,6 +273,10 @@ def ranking_sheet(sweep: Sweep) -> Sheet:
     order = first.mean_ranks.index.astype(str)
     labels = pd.DataFrame({"method": order, "was told": [told_texts[m] for m in order]}, order)
     notes = [*(f"{capitalised(benchmark.test)}." for benchmark in benchmarks), RULE]
+    if len(first.usual_splits) < len(first.scores_of):
+        label = capitalised(column_of(first.usual_score.mean).label)
+        judged = f"{len(first.usual_splits)} of {counted(len(first.scores_of), 'split')}"
+        notes.append(f"{label} and worst client are means over the {judged} that have this score.")
     return sheet_of("methods by mean rank", labels, [h for h, _ in shown], cells, notes)
 
 
@@ -277,12 +293,11 @@ def _of_protocol(benchmark: Benchmark) -> "list[tuple[Heading, pd.Series[float]]
     """The columns of a protocol in the table of ranks: mean rank, score, worst client."""
     group = SHORT[benchmark.protocol]
     shown = [(Heading(f"rank {group}", MEAN_RANK, group, 2, False), benchmark.mean_ranks)]
-    score, *others = dict.fromkeys(benchmark.scores_of.values())
+    score, splits = benchmark.usual_score, benchmark.usual_splits
     unit = column_of(score.mean)
-    for key, name in () if others else ((SCORE, unit.short), (WORST, "worst client")):
-        better = score.higher_is_better
-        heading = Heading(f"{key} {group}", name, group, unit.decimals, better)
-        shown.append((heading, unit.scale * benchmark.column(key)))
+    for key, name in ((SCORE, unit.short), (WORST, "worst client")):
+        heading = Heading(f"{key} {group}", name, group, unit.decimals, score.higher_is_better)
+        shown.append((heading, unit.scale * benchmark.column(key, splits)))
     return shown
 
 

@@ -19,7 +19,7 @@ from flray.reports.benchmark import (
 from flray.reports.benchmark_figures import dots_figure, methods_figure, ranks_figure
 from flray.reports.page import render_page
 from flray.reports.sweeps import read_sweep
-from flray.reports.writers import to_csv, to_latex, to_markdown
+from flray.reports.writers import numbers_of, to_csv, to_latex, to_markdown
 
 from scenarios import typed
 
@@ -149,7 +149,14 @@ def test_lower_is_better_where_the_score_says_so(tmp_path) -> None:
     deployed, _ = benchmarks_of(sweep)
     assert deployed.ranks["power"].loc[["fedavg", "ifca", "mine"]].tolist() == [1.5, 3, 1.5]
     assert not deployed.cells["missing_rows"].any()  # though it lacks the metric of the sweep
-    assert "deployed accuracy %" not in to_csv(ranking_sheet(sweep))  # no mean of two units
+    ranked = ranking_sheet(sweep)  # no mean of two units: accuracy is that of the other splits
+    alone = ranking_sheet(read_sweep(write_sweep(tmp_path / "alone", rows(), methods=METHODS)))
+    accuracies = [
+        numbers_of(sheet)["deployed accuracy %"].sort_index() for sheet in (ranked, alone)
+    ]
+    assert accuracies[0].tolist() == accuracies[1].tolist()
+    assert any("the 3 of 4 splits that have this score" in note for note in ranked.notes)
+    assert not any("that have this score" in note for note in alone.notes)
 
 
 def test_a_missing_seed_is_marked_and_its_configuration_chosen_last(tmp_path) -> None:
@@ -230,4 +237,10 @@ def test_the_page_ranks_methods_and_the_terminal_too(sweep) -> None:
     with pytest.raises(ExperimentError, match="known: ranks, methods, dots"):
         typed("compare", sweep.path, "--figure", figure)
     typed("compare", sweep.path, "--figure", figure, "--kind", "ranks")
-    assert figure.is_file()
+    assert "mean rank as deployed" in figure.read_text()
+    typed("compare", sweep.path, "--figure", figure, "--kind", "ranks", "--protocol", "tuned")
+    assert "mean rank after local training" in figure.read_text()
+    rows = sweep.rows[[name for name in sweep.rows if not name.startswith("tuned_")]]
+    rows.to_parquet(sweep.path / "rows.parquet")
+    with pytest.raises(ExperimentError, match="judged deployed only"):
+        typed("compare", sweep.path, "--figure", figure, "--kind", "dots", "--protocol", "tuned")
