@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ENCODERS = sorted((EXPERIMENTS / "encoders").glob("*.yaml"))
 DEMO = sorted((EXPERIMENTS / "demo").glob("*.yaml"))
+SPACES = sorted((EXPERIMENTS.parent / "tune_spaces").glob("*.yaml"))
 FILES = sorted({*EXPERIMENTS.rglob("*.yaml")} - {*ENCODERS, *DEMO})
 TOY = [
     "dataset={name: synthetic, num_train: 200, num_test: 100, num_groups: 10, size: 16}",
@@ -91,11 +92,19 @@ HEADED = [*FILES, *ENCODERS, *DEMO]
 EXPECTED = re.compile(r"\d %|(ARI|loss|error|robustness|accuracy)\D{1,30}\d|not run", re.IGNORECASE)
 
 
+def header(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+
+
 def test_an_experiment_opens_with_its_number_or_with_not_run() -> None:
     for path in HEADED:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        header = " ".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
-        assert EXPECTED.search(header), (path, header)
+        assert EXPECTED.search(header(path)), path
+
+
+def test_a_space_opens_with_its_numbers_or_with_not_run() -> None:
+    for path in SPACES:
+        assert re.search(r"\d %|\d\.\d|not run", header(path), re.IGNORECASE), path
 
 
 by_file = pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from flray.columns import CLIENT, GROUP, MODEL, NAME, ROUND, ROUNDS, SECONDS, SE
 from flray.config.deciding import leaves
 from flray.data.dataset import Ids
 from flray.records.clusterings import ClusteringRecord, read_clustering
-from flray.records.recorded import CLIENT_NAMES
+from flray.records.recorded import CLIENT_NAMES, CONFIGURATIONS
 from flray.reports.comparison import clustering_sheet, comparison_sheet
 from flray.reports.measures import experiments_sheet
 from flray.reports.runs import Experiments, RunRecord, finished
@@ -85,7 +85,7 @@ def environments(run: RunRecord) -> list[dict[str, object]]:
     entry, a run without environment.json none.
     """
     starts = [run.environment, *run.environment.get("resumed", [])] if run.environment else []
-    hidden = ("resumed", CLIENT_NAMES)
+    hidden = ("resumed", CLIENT_NAMES, CONFIGURATIONS)  # the settings have a section of their own
     flat = [leaves({k: v for k, v in start.items() if k not in hidden}) for start in starts]
     named = [{k.split(".", 1)[-1]: v for k, v in start.items() if v is not None} for start in flat]
     later = [{k: v for k, v in start.items() if named[0].get(k) != v} for start in named[1:]]

@@ -154,7 +154,7 @@ def test_the_mean_over_three_seeds_is_read_back_with_its_spread(counting: Module
     assert (fedavg["value"], fedavg["error"], fedavg["seeds"]) == (82.0, 2.65, (0, 1, 2))
     assert (local["value"], local["error"], local["seeds"]) == (98.0, None, (0,))
     line = counting.line_of({"name": "FLT", "tables": ["flt.1"]}, {"flt.1": (table, ours)})
-    assert line[-2:] == ["1 in 1 cells, 3 in 1", "2.65"]
+    assert line[-2:] == ["3, 1 in 1 of 2", "2.65"]
 
 
 def test_the_pages_of_results_have_the_counts(counting: ModuleType) -> None:

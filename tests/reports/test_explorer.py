@@ -40,8 +40,14 @@ for (const [control, value] of CUTS) {
   const pen = document.querySelector("canvas.plane").getContext("2d");
   const pixels = pen.getImageData(0, 0, 960, 960);
   const colours = new Set(new Uint32Array(pixels.data.buffer).filter((v) => v >>> 24 === 255));
+  const drawn = ["tree", "distances", "plane", "graph"].map((name) => {
+    const {width, height} = document.querySelector(`canvas.${name}`);
+    const context = document.querySelector(`canvas.${name}`).getContext("2d");
+    const values = new Uint32Array(context.getImageData(0, 0, width, height).data.buffer);
+    return values.reduce((digest, value) => (31 * digest + value) >>> 0, 7);
+  });
   probed.push([document.querySelector(".explore output").textContent,
-    document.querySelector(".explore code").textContent, colours.size]);
+    document.querySelector(".explore code").textContent, colours.size, drawn]);
 }
 document.querySelector(".explore button").click();
 probed.push(getSelection().toString());
@@ -187,7 +193,7 @@ class TestBrowser:
         path = written(tmp_path / "a", arrays)
         *shown, copied = self.probed(path, [(1, t) for t in thresholds] + [(2, 3)])
         thresholds.append((tree[-3, 2] + tree[-2, 2]) / 2)
-        for (words, text, num_colours), threshold in zip(shown, thresholds, strict=True):
+        for (words, text, num_colours, _), threshold in zip(shown, thresholds, strict=True):
             labels = fcluster(tree, threshold, "distance")
             sizes = np.sort(np.bincount(labels)[1:])[::-1]
             assert words.startswith(f"{len(sizes)} cluster")
@@ -202,6 +208,9 @@ class TestBrowser:
             assert adjusted_rand_score(again, labels) == 1
             assert num_colours >= min(len(sizes), 9)
         assert shown[0][2] > shown[-1][2] > shown[-2][2]  # recoloured
+        # The last cut has the three clusters of the fourth, at another height of the tree.
+        pictures = zip(*(drawn for *_, drawn in shown), strict=True)
+        assert [len(set(canvas)) for canvas in pictures] == [6, 5, 5, 5]
         assert yaml.safe_load(copied) == yaml.safe_load(shown[-1][1])
 
     def test_equal_merges_are_told_apart_by_a_number_and_trained_cuts_are_named(self, tmp_path):
@@ -219,7 +228,7 @@ class TestBrowser:
         assert three[0].endswith("no row of the sweep trained this cut")
         chosen = [
             yaml.safe_load(text)["algorithm"]["clustering"]["partition"]
-            for _, text, _ in (four, two)
+            for _, text, *_ in (four, two)
         ]
         assert [partition["number"] for partition in chosen] == [4, 2]
         assert all(partition.get("threshold") is None for partition in chosen)
