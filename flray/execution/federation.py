@@ -449,17 +449,21 @@ class Federation(Population):
     def _decide(
         self, failed: dict[int, Failed], t: int, asked: Ids, column: str = CLIENTS_DROPPED
     ) -> None:
-        """Stop if clients failed, or go on without them and count them."""
+        """Stop if clients failed, or go on without them and count them.
+
+        A full GPU is no client's failure: who is left out would depend on what else runs there.
+        """
         if not failed:
             return
-        if self.on_client_failure == "drop":
+        full = [k for k, client in failed.items() if is_gpu_full(client.error)]
+        if self.on_client_failure == "drop" and not full:
             self.meter.counts[column] += len(failed)
             return
-        first = min(failed)
+        first = min(full or failed)
         remedy = "set on_client_failure=drop to go on without such clients"
         if len(failed) == len(asked) > 1:
             remedy = "where everybody fails, the cause is the model, its training or the data"
-        if is_gpu_full(failed[first].error):
+        if full:
             remedy = "the cause is the GPU, not a client"
         named = ", ".join(map(str, sorted(failed)[:10])) + (", ..." if len(failed) > 10 else "")
         raise ClientFailure(

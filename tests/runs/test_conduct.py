@@ -79,12 +79,16 @@ BY_CLIENTS = (
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
-    [(Full(), f"^{re.escape(GPU_FULL_SHOWN)}$"), (FullAtClients(), BY_CLIENTS)],
+    ("method", "message", "rule"),
+    [
+        (Full(), f"^{re.escape(GPU_FULL_SHOWN)}$", "raise"),
+        (FullAtClients(), BY_CLIENTS, "raise"),
+        (FullAtClients(), BY_CLIENTS, "drop"),
+    ],
 )
-def test_a_full_gpu_has_one_plain_message(method, message) -> None:
+def test_a_full_gpu_ends_a_run_in_one_plain_message(method, message, rule) -> None:
     with pytest.raises(ClientFailure, match=message):
-        flray.run(TINY, algorithm=method, rounds=1, participation=1)
+        flray.run(TINY, algorithm=method, rounds=1, participation=1, on_client_failure=rule)
 
 
 def test_who_watches_a_directory_can_stop_a_run_in_process(tmp_path: Path) -> None:
