@@ -25,6 +25,7 @@ import yaml
 
 FOLDER = Path(__file__).parent
 SPACES = FOLDER.parents[1] / "tune_spaces"
+TRIES = 2  # calls for a sweep: rows for which a shared GPU had no memory are left to a second one
 LEFT_OUT = ("clusterings", "clients.parquet", "cache", "checkpoints")  # parts of paths
 
 
@@ -45,8 +46,10 @@ class Sweep:
 
     def run(self, deadline: float) -> bool:
         """Start or resume it, unless the time is over, and pack it; True if all rows have ended."""
-        minutes = (deadline - monotonic()) / 60
-        if not self.is_complete() and minutes > 0:
+        for _ in range(TRIES):
+            minutes = (deadline - monotonic()) / 60
+            if self.is_complete() or minutes <= 0:
+                break
             seed = [] if self.seed is None else [f"seed={self.seed}"]
             ends = [] if minutes == float("inf") else ["--max-minutes", f"{minutes:.2f}"]
             resume = ["--resume"] if (self.folder / "sweep.json").exists() else []

@@ -65,6 +65,7 @@ def test_sweeps_are_resumed_packed_and_tabled(reproduce, tmp_path, monkeypatch) 
         (folder / "sweep.json").write_text(json.dumps({"unfinished": unfinished}))
 
     monkeypatch.setattr(reproduce, "flray", pretend)
+    monkeypatch.setattr(reproduce, "TRIES", 1)
     typed = ["reproduce", "flis_table4", "--seeds", "1", "--minutes", "60", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", typed)
     archive = tmp_path / "flis_table4" / "seed_1.tar.xz"
@@ -78,6 +79,12 @@ def test_sweeps_are_resumed_packed_and_tabled(reproduce, tmp_path, monkeypatch) 
     assert (tmp_path / "flis_table4" / "table.md").read_text() == "the table"
     reproduce.main()
     assert [arguments[0] for arguments in called] == ["sweep", "table", "sweep", "table", "table"]
+    called.clear()
+    monkeypatch.setattr(reproduce, "TRIES", 2)
+    monkeypatch.setattr(sys, "argv", [*typed[:3], "2", *typed[4:]])
+    reproduce.main()  # with another seed: the row that was left is tried again at once
+    assert [arguments[0] for arguments in called] == ["sweep", "sweep", "table"]
+    assert ["--resume" in arguments for arguments in called] == [False, True, False]
 
 
 def packed_runs(archive: Path) -> list[str]:
