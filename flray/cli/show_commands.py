@@ -89,6 +89,11 @@ def compare(
             comparing.write_benchmark_figure(benchmark, figure, kind, protocol)
         comparing.show_benchmark(benchmark, form, open_console())
         return
+    if protocol != "deployed":
+        raise click.UsageError(
+            f"--protocol {protocol} is for a sweep over methods; the runs here have the figures "
+            "of --kind accuracy, last_trained, clients and efficiency."
+        )
     experiments = comparing.experiments_in(paths)
     if figure is not None:
         comparing.write_figure(experiments, figure, kind)

@@ -51,6 +51,8 @@ def test_ranks_are_of_sweeps_over_methods(compare) -> None:
     code, _, err = compare("runs", "--figure", "ranks.pdf", "--kind", "ranks")
     assert (code, "--kind ranks is a figure of a sweep over methods" in err) == (2, True)
     assert "known for runs: accuracy, last_trained, clients, efficiency" in err
+    code, _, err = compare("runs", "--figure", "runs.pdf", "--protocol", "tuned")
+    assert (code, "--protocol tuned is for a sweep over methods" in err) == (2, True)
 
 
 def test_a_row_names_its_algorithm_once(compare) -> None:
