@@ -17,6 +17,7 @@ from _pytest.mark import ParameterSet
 from click.testing import CliRunner
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from flray.cli import cli
 from flray.client.host import EngineName, Host, HostSettings, start_host
@@ -32,6 +33,8 @@ from flray.engines.training import Training
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.models.bank import Params, params_of, stack
+from flray.models.classifier import Classifier
+from flray.models.dropout import KeyedDropout
 from flray.models.mixing import Aggregation
 from flray.records.checkpoint import CheckpointStore
 from flray.records.run_directory import RunDirectory
@@ -73,6 +76,29 @@ class Sleepy(FedAvg):
         sleep({seconds})
         return super().round(state, cohort, fed)
 """
+
+
+class Residuals(Classifier):
+    """Group norm after and before convolutions; sums of images, nested, and of vectors."""
+
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int = 10) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        num_pooled = 4 * (height // 2) * (width // 2)
+        self.first, self.norm = nn.Conv2d(channels, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.wide, self.plain = nn.Conv2d(4, 6, (2, 3)), nn.GroupNorm(3, 6, affine=False)
+        self.before, self.inner = nn.GroupNorm(1, 6), nn.Conv2d(6, 6, 3, padding="same", bias=False)
+        self.narrow = nn.Conv2d(6, 4, (2, 3), padding=(1, 2))
+        self.hidden, self.drop = nn.Linear(num_pooled, num_pooled), KeyedDropout(0.3)
+        self.last = nn.Linear(num_pooled, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        y = F.relu(self.plain(self.wide(x)))
+        y = y + self.inner(F.relu(self.before(y)))
+        x = F.max_pool2d(F.relu(self.narrow(y) + x), 2).flatten(1)
+        logits: Tensor = self.last(torch.add(x, self.drop(self.hidden(x).relu())))
+        return logits
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ not depend on the number of clients.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from flray.engines.fused_kernels import forward, input_gradient, weight_gradient
-from flray.engines.stacked_layers import Convolution, Layer, MaxPool, Relu, Saved, Sink, padded
+from flray.engines.stacked_layers import (
+    Convolution,
+    GroupNorm,
+    Layer,
+    MaxPool,
+    Relu,
+    Residual,
+    Saved,
+    Sink,
+    padded,
+)
 from flray.models.bank import Params
 
 # Tiles of the kernels, measured on an H200; with few channels a tile has several kernel entries.
@@ -148,15 +158,19 @@ class FusedConvolution(Convolution):
         return {**sizes, "KERNEL": self.kernel, "POOL": self.pool, "PRECISION": precision}
 
 
-def fused(layers: Sequence[Layer]) -> list[Layer]:
+def fused(layers: Sequence[Layer], too_wide: Container[str] = ()) -> list[Layer]:
     """The same chain, with ReLU and max-pool after a convolution taken into it, in either order.
 
-    A pool with a window of other than 1, 2, 4, 8 or 16 entries stays a layer of its own.
+    A pool with a window of other than 1, 2, 4, 8 or 16 entries stays a layer of its own. So do
+    convolutions before a group norm, which gain nothing, and those whose weights are `too_wide`.
     """
     chain: list[Layer] = []
-    for layer in layers:
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
         last = chain[-1] if chain else None
-        if type(layer) is Convolution:
+        stays = isinstance(following, GroupNorm) or getattr(layer, "weight", None) in too_wide
+        if isinstance(layer, Residual):
+            layer = Residual(tuple(fused(layer.layers, too_wide)))
+        elif type(layer) is Convolution and not stays:
             layer = FusedConvolution(layer.weight, layer.bias, layer.kernel, layer.padding)
         elif isinstance(last, FusedConvolution):
             joined = last.followed_by(layer)

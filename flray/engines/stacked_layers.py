@@ -7,7 +7,7 @@ it as it lies.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -36,8 +36,8 @@ class Sink(Protocol):
 class Layer(Protocol):
     """A layer of K stacked models; weights and dropout keys are looked up by name.
 
-    `forward` and `backward` are called in pairs, the latter in reverse order of layers. Both may
-    overwrite the tensors they are given.
+    `forward` and `backward` are called in pairs, the latter in reverse order of layers. Only the
+    forward of `Relu` overwrites the tensor it is given.
     """
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
@@ -191,6 +191,63 @@ class Relu:
 
 
 @dataclass(frozen=True)
+class GroupNorm:
+    """Images standardised by example and group of channels, times weight, plus bias.
+
+    y = w z + b with z = (x - m) r; m is the mean of the n numbers of a group, v their variance, and
+    r = 1 / sqrt(v + eps).
+
+    >>> w = {"w": torch.tensor([[1.0, 1.0, 2.0, 2.0]]), "b": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}
+    >>> x = torch.tensor([3.0, 5.0, 1.0, 9.0]).view(1, 1, 1, 1, 4)
+    >>> GroupNorm("w", "b", groups=2, eps=0.0).forward(w, {}, x)[0].flatten()
+    tensor([-1.,  1., -2., 11.])
+    """
+
+    weight: str | None
+    bias: str | None
+    groups: int
+    eps: float
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """y, in memory of its own, and x, m, r and w r for `backward`."""
+        x = self._by_group(x)  # (K, B, height, width, groups, channels of a group)
+        v, m = torch.var_mean(x, (2, 3, 5), correction=0, keepdim=True)
+        r = (v + self.eps).rsqrt_()
+        wr = r if self.weight is None else r * self._of_channels(w[self.weight])
+        b = 0.0 if self.bias is None else self._of_channels(w[self.bias])
+        return torch.addcmul(b - m * wr, x, wr).flatten(4), (x, m, r, wr)
+
+    def backward(
+        self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool
+    ) -> Tensor | None:
+        """r (w dy - mean(w dy) - z mean(w dy z)), with means over a group, if it is needed.
+
+        The sink gets the sums of dy z and dy over examples and pixels.
+        """
+        x, m, r, wr = saved
+        dy = self._by_group(dy)
+        sum_dy = dy.sum((2, 3), keepdim=True)  # (K, B, 1, 1, groups, channels of a group)
+        sum_dyz = ((dy * x).sum((2, 3), keepdim=True) - m * sum_dy) * r
+        if self.weight is not None:
+            sink.vector(self.weight, w[self.weight], sum_dyz.sum(1).flatten(1))
+        if self.bias is not None:
+            sink.vector(self.bias, w[self.bias], sum_dy.sum(1).flatten(1))
+        if not needs_dx:
+            return None
+        n = math.prod(x.shape[axis] for axis in (2, 3, 5))
+        slope = (wr * sum_dyz).sum(5, keepdim=True) * r / -n
+        offset = (wr * sum_dy).sum(5, keepdim=True) / -n - m * slope
+        return torch.addcmul(offset, x, slope).addcmul_(dy, wr).flatten(4)
+
+    def _by_group(self, values: Tensor) -> Tensor:
+        return values.view(*values.shape[:-1], self.groups, -1)
+
+    def _of_channels(self, leaf: Tensor) -> Tensor:
+        """(K, 1, 1, 1, groups, channels of a group) of a leaf (K, channels)."""
+        return self._by_group(leaf)[:, None, None, None]
+
+
+@dataclass(frozen=True)
 class MaxPool:
     """Maxima of disjoint windows of images (K, B, height, width, channels).
 
@@ -268,6 +325,66 @@ class Dropout:
 
     def _kept(self, x: Tensor, keep: Tensor) -> Tensor:
         return torch.where(keep, x / (1 - self.p), 0.0)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + layers(x), whose first layer must leave x as it is."""
+
+    layers: tuple[Layer, ...]
+
+    def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
+        """A tensor like x, in memory of its own, and what the layers need for `backward`."""
+        change, saved = forward_through(self.layers, w, keys, x)
+        return change + x, saved
+
+    def backward(
+        self, w: Params, saved: Saved, dy: Tensor, sink: Sink, needs_dx: bool
+    ) -> Tensor | None:
+        """dy, which passes unchanged, plus the gradient through the layers."""
+        dx = backward_through(self.layers, w, saved, dy, sink, needs_dx)
+        return None if dx is None else dx.add_(dy)
+
+
+def forward_through(
+    layers: Sequence[Layer], w: Params, keys: Params, x: Tensor
+) -> tuple[Tensor, list[Saved]]:
+    """The output of layers one after another, and what each of them needs for `backward`."""
+    saved = []
+    for layer in layers:
+        x, needed = layer.forward(w, keys, x)
+        saved.append(needed)
+    return x, saved
+
+
+def backward_through(
+    layers: Sequence[Layer], w: Params, saved: list[Saved], dy: Tensor, sink: Sink, needs_dx: bool
+) -> Tensor | None:
+    """The gradient of what the first layer was given, if needed; parameters' go to the sink."""
+    first = 0 if needs_dx else next(n for n, layer in enumerate(layers) if leaves_of([layer]))
+    for n in range(len(layers) - 1, first - 1, -1):
+        dx = layers[n].backward(w, saved[n], dy, sink, needs_dx or n > first)
+        if dx is None:
+            return None
+        dy = dx
+    return dy
+
+
+def unnested(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """The layers in the order of `forward`, with those inside of a `Residual` in its place.
+
+    >>> [type(layer).__name__ for layer in unnested([Residual((Flatten(),)), Relu()])]
+    ['Flatten', 'Relu']
+    """
+    for layer in layers:
+        yield from unnested(layer.layers) if isinstance(layer, Residual) else (layer,)
+
+
+def leaves_of(layers: Sequence[Layer]) -> list[str]:
+    """Names of the leaves of layers; a name comes twice if two layers share a leaf."""
+    kinds = ("weight", "bias")
+    names = [getattr(layer, kind, None) for layer in unnested(layers) for kind in kinds]
+    return [name for name in names if name is not None]
 
 
 def _affine(w: Params, bias: str | None, x: Tensor, matrix: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ and its engine differentiates it with `vmap`.
 """
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
     Flatten,
+    GroupNorm,
     Layer,
     Linear,
     MaxPool,
     Relu,
+    Residual,
+    leaves_of,
+    unnested,
 )
 from flray.engines.written import Written
 from flray.models.dropout import KeyedDropout
@@ -166,40 +171,70 @@ class _Tracer(fx.Tracer):
 
 @dataclass(frozen=True)
 class _Translation:
-    """From the nodes of a trace to layers; None as soon as one is not known."""
+    """From the nodes of a trace to layers; None as soon as one is not known.
+
+    A node is a layer of the output of the node before it, or adds to it the output of an earlier
+    node: then the layers between the two become a `Residual`.
+    """
 
     module: LightningModule
     form: Form = "patches"
 
     def of(self, x: fx.Node, chain: list[fx.Node]) -> Written | None:
-        """The layers from x along the chain, each of which takes the output of the one before."""
+        """The layers from x along the chain."""
         layers: list[Layer] = []
+        lengths = {x: 0}  # numbers of layers before the outputs that may be added to a later one
         before = x
         for node in chain:
-            layer = self._layer(node) if _continues(node, before) else None
+            if _continues(node, before):
+                layer = self._layer(node)
+            else:
+                start = _start_of_sum(node, before, lengths)
+                if start is None:
+                    return None
+                layer = self._residual(layers[start:])
+                # Traces do not tell x + y from x += y, after which x is another tensor.
+                lengths = {n: length for n, length in lengths.items() if length < start}
+                layers = layers[:start]
             if layer is None:
                 return None
             layers.extend(layer)
+            lengths[node] = len(layers)
             before = node
         return self._written(layers)
 
+    def _residual(self, layers: list[Layer]) -> list[Layer] | None:
+        """x + layers(x); None if the layers overwrite x or do not keep its shape."""
+        inside = list(unnested(layers))
+        if not inside or any(isinstance(layer, Flatten | MaxPool) for layer in inside):
+            return None
+        growth = [layer.output_size((0, 0)) for layer in inside if isinstance(layer, Convolution)]
+        keeps_size = not any(map(sum, zip(*growth, strict=True)))
+        weighted = [layer for layer in inside if isinstance(layer, Linear | Convolution)]
+        ends = [(weighted[0].weight, 1), (weighted[-1].weight, 0)] if weighted else []
+        widths = {self.module.get_parameter(name).shape[axis] for name, axis in ends}
+        keeps_x = not isinstance(inside[0], Relu)
+        return [Residual(tuple(layers))] if keeps_x and keeps_size and len(widths) < 2 else None
+
     def _written(self, layers: list[Layer]) -> Written | None:
         """The written-out form of known layers, unless they break a rule of the stacked ones."""
+        leaves, names = dict(self.module.named_parameters()), leaves_of(layers)
+        if len(set(names)) < len(names) or not leaves.keys() >= set(names):
+            return None  # two layers share a leaf
         if self.form == "fused":
             from flray.engines.fused import fused  # Triton is there for GPUs only
 
-            layers = fused(layers)
-        weighted = [layer for layer in layers if isinstance(layer, Linear | Convolution)]
-        if not weighted or not isinstance(weighted[-1], Linear) or not _shapes_fit(layers):
+            too_wide = {name for name in names if leaves[name].shape[1:2] > (WIDEST,)}
+            layers = fused(layers, too_wide)
+        inside = list(unnested(layers))
+        weighted = [layer for layer in inside if isinstance(layer, Linear | Convolution)]
+        if not weighted or not isinstance(weighted[-1], Linear) or not _shapes_fit(inside):
             return None
-        before = layers[: layers.index(weighted[0])]
+        before = inside[: inside.index(weighted[0])]
         if any(isinstance(layer, Relu) for layer in before):
             return None  # Relu overwrites its input, which must not be the images
         kinds = {layer.weight: type(layer) for layer in weighted}
-        if len(kinds) < len(weighted):
-            return None  # two layers share their weights
-        num_classes = len(dict(self.module.named_parameters())[weighted[-1].weight])
-        return Written(tuple(layers), num_classes, kinds)
+        return Written(tuple(layers), len(leaves[weighted[-1].weight]), kinds)
 
     def _layer(self, node: fx.Node) -> list[Layer] | None:
         if node.op == "call_module":
@@ -215,9 +250,12 @@ class _Translation:
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return None
         if type(module) is nn.Linear:
-            return [Linear(f"{prefix}weight", _bias(prefix, module))]
+            return [Linear(f"{prefix}weight", _leaf(prefix, module, "bias"))]
         if type(module) is nn.Conv2d:
             return _convolution(prefix, module, self.form)
+        if type(module) is nn.GroupNorm:
+            weight, bias = (_leaf(prefix, module, name) for name in ("weight", "bias"))
+            return [GroupNorm(weight, bias, module.num_groups, module.eps)]
         if type(module) is nn.MaxPool2d:
             options = (module.kernel_size, module.stride, module.padding, module.dilation)
             return _max_pool(*options, module.ceil_mode, module.return_indices)
@@ -238,7 +276,7 @@ def _shapes_fit(layers: list[Layer]) -> bool:
         flat = flat or isinstance(layer, Flatten)
         if isinstance(layer, Linear) and not flat:
             return False
-        if isinstance(layer, Convolution | MaxPool) and flat:
+        if isinstance(layer, Convolution | GroupNorm | MaxPool) and flat:
             return False
     return True
 
@@ -248,16 +286,24 @@ def _continues(node: fx.Node, before: fx.Node) -> bool:
     return node.all_input_nodes == [before] and node.args[:1] == (before,)
 
 
-def _bias(prefix: str, module: nn.Linear | nn.Conv2d) -> str | None:
-    return None if module.bias is None else f"{prefix}bias"
+def _start_of_sum(node: fx.Node, before: fx.Node, lengths: dict[fx.Node, int]) -> int | None:
+    """For the sum of the output before a node and an earlier one, the length up to the latter."""
+    is_sum = node.op in ("call_function", "call_method") and node.target in SUMS
+    if not is_sum or len(node.args) != 2 or node.kwargs not in ({}, {"alpha": 1}):
+        return None
+    others = [n for n in node.args if n is not before and isinstance(n, fx.Node)]
+    return lengths.get(others[0]) if len(others) == 1 and before in node.args else None
+
+
+def _leaf(prefix: str, module: nn.Module, name: str) -> str | None:
+    return None if getattr(module, name) is None else f"{prefix}{name}"
 
 
 def _convolution(prefix: str, module: nn.Conv2d, form: Form) -> list[Layer] | None:
     """A convolution with stride 1 and zero padding smaller than its kernel; None: any other."""
     rows, columns = module.kernel_size
     plain = module.stride == module.dilation == (1, 1) and module.groups == 1
-    is_too_wide = form == "fused" and module.in_channels > WIDEST
-    if not plain or module.padding_mode != "zeros" or is_too_wide:
+    if not plain or module.padding_mode != "zeros":
         return None
     if module.padding == "same":
         if not rows % 2 or not columns % 2:
@@ -268,7 +314,7 @@ def _convolution(prefix: str, module: nn.Conv2d, form: Form) -> list[Layer] | No
     if padding[0] >= rows or padding[1] >= columns:
         return None
     kind = DirectConvolution if form == "direct" else Convolution
-    return [kind(f"{prefix}weight", _bias(prefix, module), (rows, columns), padding)]
+    return [kind(f"{prefix}weight", _leaf(prefix, module, "bias"), (rows, columns), padding)]
 
 
 def _max_pool(
@@ -306,6 +352,8 @@ FUNCTIONS: dict[Any, Callable[..., list[Layer] | None]] = {  # Any: a function o
     torch.flatten: _flatten,
     "flatten": _flatten,
 }
+
+SUMS = (operator.add, torch.add, "add")
 
 
 def _is_cross_entropy(node: fx.Node, logits: fx.Node, y: fx.Node) -> bool:

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,12 @@ from flray.engines.stacked_layers import (
     Linear,
     MaxPool,
     Sink,
+    backward_through,
+    forward_through,
+    leaves_of,
     num_parts,
     sum_of_products,
+    unnested,
 )
 from flray.models.bank import Params
 from flray.randomness import keep_mask
@@ -103,13 +107,12 @@ class Written:
     @property
     def leaves(self) -> set[str]:
         """Names of the parameters that the loss depends on."""
-        layers = [layer for layer in self.layers if isinstance(layer, Linear | Convolution)]
-        return {*self.weights, *(layer.bias for layer in layers if layer.bias is not None)}
+        return set(leaves_of(self.layers))
 
     @property
     def is_dense(self) -> bool:
         """True for a chain of linear layers, without convolutions and pools."""
-        return not any(isinstance(layer, Convolution | MaxPool) for layer in self.layers)
+        return not any(isinstance(layer, Convolution | MaxPool) for layer in unnested(self.layers))
 
     def patch_values(self, w: Mapping[str, Tensor], image_shape: Sequence[int]) -> int:
         """Numbers in the patches of one image that are held while its gradient is computed.
@@ -122,7 +125,7 @@ class Written:
         """
         channels, *size = image_shape
         kept, passing = 0, 0
-        for layer in self.layers:
+        for layer in unnested(self.layers):
             if isinstance(layer, Convolution):
                 kernel = math.prod(layer.kernel) if layer.has_patches else 0
                 out = len(w[layer.weight])
@@ -141,7 +144,7 @@ class Written:
         For dropout layers before the first linear one, the keys are returned as they are.
         """
         drawn, width = dict(keys), 0
-        for layer in self.layers:
+        for layer in unnested(self.layers):
             if isinstance(layer, Linear):
                 width = w[layer.weight].shape[1]
             elif isinstance(layer, Dropout) and width:
@@ -171,16 +174,11 @@ class Written:
             keys: keys or masks of the dropout layers, by name of the key buffer.
             x: inputs (K, B, ...).
         """
-        y, saved = _channels_last(x), []
-        for layer in self.layers:
-            y, needed = layer.forward(w, keys, y)
-            saved.append(needed)
+        y, saved = forward_through(self.layers, w, keys, _channels_last(x))
         log_p = torch.log_softmax(y, -1)
         loss = (log_p * targets.labels).sum((1, 2)).neg_()
-        dy: Tensor | None = log_p.exp_().mul_(targets.share).sub_(targets.labels)
-        first = next(n for n, layer in enumerate(self.layers) if hasattr(layer, "weight"))
-        for n in range(len(self.layers) - 1, first - 1, -1):
-            dy = self.layers[n].backward(w, saved[n], cast(Tensor, dy), sink, n > first)
+        dy = log_p.exp_().mul_(targets.share).sub_(targets.labels)
+        backward_through(self.layers, w, saved, dy, sink, needs_dx=False)
         return loss
 
     def gradients(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flray.algorithms.fedprox import FedProx
-from flray.engines.convolutions import WIDEST, DirectConvolution, form_of
+from flray.engines.convolutions import DirectConvolution, form_of
 from flray.engines.loop import Loop
 from flray.engines.tracing import write_out_forward
 from flray.engines.training import Training, plain_gradient
@@ -16,7 +16,7 @@ from flray.engines.vectorized import Vectorized
 from flray.models.bank import build_seeded
 from flray.models.classifier import Classifier
 
-from scenarios import largest_gap, models_at, ragged_case, same_bits, some_clients
+from scenarios import Residuals, largest_gap, models_at, ragged_case, same_bits, some_clients
 
 SHAPE = (2, 9, 8)
 STEPS = {"lr": 0.05, "epochs": 2, "batch_size": 4}
@@ -44,20 +44,29 @@ class TwoConvolutions(Classifier):
         return logits
 
 
-def case(dtype: torch.dtype, training: Training):
-    module = build_seeded(TwoConvolutions, 0)
+def case(dtype: torch.dtype, training: Training, build=TwoConvolutions):
+    module = build_seeded(build, 0)
     return module, *ragged_case(module, training, dtype, SHAPE)
 
 
 @pytest.mark.parametrize("optimizer", TRAININGS)
 @pytest.mark.parametrize("hook", HOOKS)
-def test_direct_convolutions_are_the_loop(optimizer, hook) -> None:
+@pytest.mark.parametrize(
+    ("build", "form"),
+    [
+        (TwoConvolutions, "direct"),
+        (lambda: Residuals(SHAPE), "direct"),
+        (lambda: Residuals(SHAPE), "patches"),
+    ],
+    ids=["two convolutions", "residuals", "residuals by patches"],
+)
+def test_forms_are_the_loop(build, form, optimizer, hook) -> None:
     training = TRAININGS[optimizer]
-    module, examples, block = case(torch.float64, training)
-    engine = Vectorized(module, examples, num_slots=6, form="direct")
+    module, examples, block = case(torch.float64, training, build)
+    engine = Vectorized(module, examples, num_slots=6, form=form)
     assert engine.written is not None
     kinds = list(engine.written.weights.values())
-    assert kinds.count(DirectConvolution) == 2
+    assert (DirectConvolution in kinds) == (form == "direct")
     found = engine.train(block, training, HOOKS[hook]).params
     expected = Loop(module, examples).train(block, training, HOOKS[hook]).params
     assert largest_gap(block.w0, expected) > 1e-3
@@ -89,19 +98,13 @@ def test_a_gpu_never_takes_the_form_of_a_cpu() -> None:
     assert "direct" not in forms
 
 
+@pytest.mark.parametrize("build", [TwoConvolutions, lambda: Residuals(SHAPE)])
 @pytest.mark.parametrize("form", ["direct", "patches"])
-def test_outputs_of_both_forms_are_the_modules(form) -> None:
-    module, examples, block = case(torch.float64, TRAININGS["sgd"])
+def test_outputs_of_both_forms_are_the_modules(form, build) -> None:
+    module, examples, block = case(torch.float64, TRAININGS["sgd"], build)
     written = write_out_forward(module, form)
     assert written is not None
     x = examples.images[:6].double()
     found = written.outputs(block.w0, x.expand(len(block.plans), *x.shape))
     expected = module.eval()(x)
     assert torch.allclose(found[0], expected, rtol=0, atol=1e-12)
-
-
-def test_a_convolution_too_wide_for_a_fused_kernel_is_left_to_vmap() -> None:
-    wide = TwoConvolutions()
-    wide.first = nn.Conv2d(WIDEST + 1, 3, (3, 2), padding=(1, 0))
-    assert write_out_forward(wide, "fused") is None
-    assert write_out_forward(wide, "patches") is not None

@@ -27,6 +27,7 @@ from flray.models.dropout import KeyedDropout
 from flray.models.mlp200 import Mlp200
 
 from scenarios import (
+    Residuals,
     largest_difference,
     largest_gap,
     least_move,
@@ -89,12 +90,13 @@ class Case:
 
 
 def make(model: str, dtype: torch.dtype, training: Training, augment: str = "none") -> Case:
-    shape = (1, 8, 8) if model == "squared_error" else (1, 28, 28)
+    shape = (1, 8, 8) if model in ("squared_error", "residuals") else (1, 28, 28)
     build = {
         "mlp200": lambda: MODELS["mlp200"](shape, 10, hidden=20, dropout=0.5),
         "lenet5": lambda: MODELS["lenet5"](shape, 10),
         "flhc_cnn": lambda: MODELS["flhc_cnn"](shape, 10),
         "squared_error": SquaredError,
+        "residuals": lambda: Residuals(shape),
     }[model]
     module = build_seeded(build, 0)
     return Case(module, *ragged_case(module, training, dtype, shape, augment=augment))
@@ -103,7 +105,7 @@ def make(model: str, dtype: torch.dtype, training: Training, augment: str = "non
 @pytest.mark.parametrize(
     ("model", "optimizer", "gradient", "augment", "dtype"),
     pairwise(
-        ["mlp200", "lenet5", "squared_error"],
+        ["mlp200", "lenet5", "squared_error", "residuals"],
         OPTIMIZERS,
         GRADIENTS,
         ["none", "crop_flip"],
@@ -296,9 +298,10 @@ def test_clients_without_steps_keep_their_models(dtype) -> None:
     [
         ("mlp200", OPTIMIZERS["momentum"], GRADIENTS["fedprox"], "none"),
         ("lenet5", OPTIMIZERS["momentum"], GRADIENTS["fedprox"], "none"),
+        ("residuals", OPTIMIZERS["momentum"], GRADIENTS["fedprox"], "none"),
         ("mlp200", OPTIMIZERS["momentum"].paired(), FirstOrderMaml(), "crop_flip"),
     ],
-    ids=["mlp200", "lenet5", "paired"],
+    ids=["mlp200", "lenet5", "residuals", "paired"],
 )
 def test_bits_do_not_depend_on_slot_or_neighbours(model, training, gradient, augment) -> None:
     case = make(model, torch.float32, training, augment)

@@ -23,6 +23,7 @@ from flray.engines.stacked_step import Step
 from flray.engines.tracing import is_written_out, write_out, write_out_forward
 from flray.engines.training import Training
 from flray.engines.vectorized import Vectorized
+from flray.engines.written import Targets
 from flray.models import MODELS
 from flray.models.bank import build_seeded
 from flray.models.classifier import Classifier
@@ -31,6 +32,7 @@ from flray.models.mlp import Mlp
 from flray.models.predictor import Batch
 
 from scenarios import (
+    Residuals,
     largest_difference,
     largest_gap,
     least_move,
@@ -235,15 +237,51 @@ def test_an_input_that_models_share_gives_the_outputs_of_copies(name, form) -> N
             torch.testing.assert_close(outputs, module(x), rtol=1e-4, atol=1e-5)
 
 
-def test_patches_of_an_image_are_counted() -> None:
-    """By hand: (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3."""
-    module = build_seeded(Functional, 0)
+@pytest.mark.parametrize(
+    ("build", "kept", "passing"),
+    [
+        # (2, 9, 8) -> 3 channels of 9 x 7, kernel 3 x 2; pooled to 4 x 3; then 3 x 3
+        (Functional, 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3, 4 * 3 * 9 * 4),
+        # (2, 9, 8) -> 4 channels of 9 x 8; 2 x 3 to 6 of 8 x 6; 3 x 3 there; 2 x 3 to 4 of 9 x 8
+        (
+            lambda: Residuals(SHAPE),
+            9 * 8 * 9 * 2 + 8 * 6 * 6 * 4 + 8 * 6 * 9 * 6 + 9 * 8 * 6 * 6,
+            8 * 6 * 9 * 6,
+        ),
+    ],
+    ids=["functional", "residuals"],
+)
+def test_patches_of_an_image_are_counted(build, kept, passing) -> None:
+    """By hand: those of all inputs, and of the gradient that has most."""
+    module = build_seeded(build, 0)
     written = write_out(module)
     assert written is not None
-    kept = 9 * 7 * 6 * 2 + 4 * 3 * 9 * 3
-    gradient_of_second = 4 * 3 * 9 * 4
     found = written.patch_values(dict(module.named_parameters()), SHAPE)
-    assert found == kept + gradient_of_second
+    assert found == kept + passing
+
+
+@pytest.mark.parametrize("form", ["patches", "direct"])
+def test_gradients_of_resnet9_are_those_of_autograd(form) -> None:
+    module = build_seeded(lambda: MODELS["resnet9"]((3, 8, 8), 7), 0).double()
+    written = write_out(module, form)
+    assert written is not None
+    generator = torch.Generator().manual_seed(0)
+    w = {
+        name: p.detach() + torch.randn(2, *p.shape, generator=generator, dtype=p.dtype) / 50
+        for name, p in module.named_parameters()
+    }
+    x = torch.randn(2, 5, 3, 8, 8, generator=generator, dtype=torch.float64)
+    y = torch.randint(7, (2, 5), generator=generator)
+    targets = Targets.of(y, torch.ones(2, 5, dtype=torch.bool), 7, x.dtype)
+    gradients, losses = written.gradients(targets, w, {}, x)
+    for k, loss in enumerate(losses):
+        module.load_state_dict({name: leaf[k] for name, leaf in w.items()})
+        expected = module.example_losses((x[k], y[k])).mean()
+        leaves = torch.autograd.grad(expected, list(module.parameters()))
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-10, atol=1e-10)
+        assert all(leaf.abs().max() > 1e-3 for leaf in leaves)
+        for name, leaf in zip(w, leaves, strict=True):
+            torch.testing.assert_close(gradients[name][k], leaf, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("parts", [2, 8, 32])
@@ -284,7 +322,7 @@ def test_an_error_in_a_thread_is_raised() -> None:
         engine.train(block, TRAININGS["sgd"], Broken())
 
 
-@pytest.mark.parametrize("name", ["mlp200", "lenet5", "flhc_cnn", "leaf_cnn"])
+@pytest.mark.parametrize("name", ["mlp200", "lenet5", "flhc_cnn", "leaf_cnn", "resnet9"])
 def test_the_classifiers_of_the_papers_are_written_out(name) -> None:
     assert is_written_out(MODELS[name]((1, 28, 28), 10))
 
@@ -324,6 +362,81 @@ class Shared(Classifier):
 class Deciding(Functional):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x if float(x.sum()) > 0 else -x)
+
+
+class Around(Classifier):
+    """A sum of 4 x 9 x 8 images and a function of them."""
+
+    def __init__(self, change, *after: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.change, self.again = change, nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Sequential(nn.Flatten(), *after, nn.Linear(288, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        logits: Tensor = self.last(self.sum(x, self.change(x)))
+        return logits
+
+    def sum(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + change
+
+
+class Doubled(Around):
+    def sum(self, x: Tensor, change: Tensor) -> Tensor:
+        return torch.add(x, change, alpha=2)
+
+
+class Aliased(Around):
+    """A second sum with an x that is another tensor by then, which traces do not show."""
+
+    def sum(self, x: Tensor, change: Tensor) -> Tensor:
+        same = x
+        x += change
+        return self.again(x) + same
+
+
+class Projected(Around):
+    def sum(self, x: Tensor, change: Tensor) -> Tensor:
+        return self.again(x) + change
+
+
+def convolution(outputs: int = 4, kernel: int | tuple[int, int] = 3) -> nn.Conv2d:
+    return nn.Conv2d(4, outputs, kernel, padding=1 if kernel == 3 else 0)
+
+
+def with_norm_twice() -> LightningModule:
+    norm = nn.GroupNorm(2, 4)
+    return Around(nn.Sequential(norm, convolution(), norm))
+
+
+def with_tied_weights() -> LightningModule:
+    module = Around(nn.Sequential(convolution(), convolution()))
+    module.change[1].weight = module.change[0].weight
+    return module
+
+
+SUMS = {
+    "kept": lambda: Around(convolution()),
+    "x is overwritten": lambda: Around(nn.Sequential(nn.ReLU(), convolution())),
+    "x twice": lambda: Around(nn.Identity()),
+    "one pixel": lambda: Around(nn.MaxPool2d((9, 8))),
+    "one pixel by a kernel": lambda: Around(convolution(kernel=(9, 8))),
+    "one channel": lambda: Around(convolution(outputs=1)),
+    "factor": lambda: Doubled(convolution()),
+    "aliased": lambda: Aliased(convolution()),
+    "projected": lambda: Projected(convolution()),
+    "norm twice": with_norm_twice,
+    "tied weights": with_tied_weights,
+    "norm of vectors": lambda: Around(convolution(), nn.GroupNorm(2, 288)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_are_not_residual_connections_are_left_to_vmap(name) -> None:
+    module = SUMS[name]()
+    assert module(torch.zeros(3, *SHAPE)).shape == (3, 10)
+    assert (write_out(module) is None) == (name != "kept")
 
 
 @pytest.mark.parametrize(
