@@ -41,19 +41,19 @@ def form_of(device: str, dtype: torch.dtype = torch.float32, machine: str | None
 
 @dataclass(frozen=True)
 class DirectConvolution(Convolution):
-    """Stride 1, one group: torch's own convolution, client by client. Leaves lie as in a module."""
+    """Stride 1, one group: torch's own convolution, client by client."""
 
     has_patches: ClassVar[bool] = False
 
     @staticmethod
     def matrix(leaf: Tensor) -> Tensor:
-        """The leaf itself: no product reads it."""
-        return leaf
+        """(K, out, rows, columns, in) of a weight (K, out, in, rows, columns), channels last."""
+        return leaf.permute(0, 1, 3, 4, 2)
 
     @staticmethod
-    def leaf(matrix: Tensor, like: Tensor) -> Tensor:  # noqa: ARG004  # as of other layers
-        """The leaf itself."""
-        return matrix
+    def leaf(matrix: Tensor, like: Tensor) -> Tensor:
+        """The weight over the same memory; oneDNN takes one channel for the first, not the last."""
+        return matrix.permute(0, 1, 4, 2, 3) if like.shape[2] > 1 else matrix.view(like.shape)
 
     def forward(self, w: Params, keys: Params, x: Tensor) -> tuple[Tensor, Saved]:
         """(K, B, out rows, out columns, out), and x for `backward`."""
@@ -74,7 +74,7 @@ class DirectConvolution(Convolution):
         backward = torch.ops.aten.convolution_backward
         gradients = [backward(*of_client, *options) for of_client in of_clients]
         dx, dw, db = zip(*gradients, strict=True)
-        sink.vector(self.weight, leaf, torch.stack(dw))
+        sink.vector(self.weight, self.matrix(leaf), self.matrix(torch.stack(dw)))
         if self.bias is not None:
             sink.vector(self.bias, w[self.bias], torch.stack(db))
         return _channels_last(dx) if needs_dx else None
