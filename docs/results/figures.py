@@ -1,9 +1,10 @@
-"""Draw FLIS's Figs. 2 to 5 from the archives and curves here: means of three seeds, bands from the
-lowest to the highest.
+"""Draw FLIS's Figs. 2 to 5 and REPA's 1, 2 and 4 from the archives, rows and curves here: means of
+three seeds, bands from the lowest to the highest.
 
-    python docs/results/flis_figures.py
+    python docs/results/figures.py
 
-Runs are read where they are packed; curves are those of the models that clients trained last.
+Runs are read where they are packed; FLIS's curves are those of the models that clients trained
+last.
 """
 
 import io
@@ -36,6 +37,15 @@ METHODS = {
     "local": "Local",
     "per_fedavg": "Per-FedAvg",
 }
+
+SETTINGS = {
+    "cifar10_labels": "label skew",
+    "cifar10_drift": "drift",
+    "cifar10": "label skew and drift",
+}
+SIGNATURES = {"sae": "REPA, SAE", "clf": "REPA, CLF", "ae": "REPA, AE", "wd": "weight differences"}
+NUMBER, PROXIMAL = "algorithm.clustering.partition.number", "algorithm.mu"
+UNIFORMITY = {"uniformity": "", "uniformity_labels": "labels given", "uniformity_random": "random"}
 
 
 def rows_of(archive: Path) -> pd.DataFrame:
@@ -98,7 +108,63 @@ def curves_figure(dataset: str) -> Figure:
     return figure
 
 
+def repa_correlations() -> Figure:
+    """REPA's Fig. 1: how signatures follow labels, drift or both, as the encoder is trained."""
+    folder = FOLDER / "repa_correlation"
+    parts = [pd.read_parquet(folder / "rows.parquet"), *map(rows_of, sorted(folder.glob("*.xz")))]
+    rows = pd.concat(parts)
+    rows["experiment"] = rows["experiment"].fillna("cifar10_drift")  # a sweep of one experiment
+    encoder = rows["model.encoder"].fillna("ae")  # and of one encoder
+    rows["signature"] = encoder.where(rows["algorithm"] == "repa", "wd").map(SIGNATURES)
+    figure = Figure((10, 3.4), layout="constrained")
+    for axes, (key, name) in zip(figure.subplots(1, 3, sharey=True), SETTINGS.items(), strict=True):
+        shown = rows[rows["experiment"] == key]
+        draw_lines(axes, shown, "rounds", "data_correlation", "signature", key == "cifar10_labels")
+        axes.set(title=f"clients have {name}", ylabel="correlation with the data")
+        axes.set(xlabel="rounds before", xscale="log")
+        axes.set_xticks([1, 5, 10, 20, 50], ["1", "5", "10", "20", "50"])
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
+def repa_uniformity() -> Figure:
+    """REPA's Fig. 2: how alike the labels within clusters are, by the number of clusters."""
+    rows = pd.concat(map(pd.read_parquet, sorted((FOLDER / "repa_figure2").glob("*.parquet"))))
+    rows = rows.rename(columns={NUMBER: "clusters K"})
+    rows["uniformity of"] = ["REPA, CLF" if "repa" in name else "WD" for name in rows["algorithm"]]
+    lines = rows.melt(["clusters K", "uniformity of"], list(UNIFORMITY), "which")
+    own = lines["which"] == "uniformity"
+    lines["uniformity of"] = lines["uniformity of"].where(own, lines["which"].map(UNIFORMITY))
+    figure = Figure((6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    draw_lines(axes, lines, "clusters K", "value", "uniformity of", legend=True)
+    axes.set(ylabel="uniformity")
+    return figure
+
+
+def repa_writers() -> Figure:
+    """REPA's Fig. 4 on MNIST by writer: accuracy by the number of clusters."""
+    rows = pd.concat(map(rows_of, sorted((FOLDER / "repa_writers").glob("*.xz"))))
+    rows = rows[rows[NUMBER].notna()].drop_duplicates(["params_sha256", "seed"])
+    term = rows[PROXIMAL].fillna(0).map({0.0: "", 0.01: ", μ = 0.01"})
+    rows["method"] = rows["algorithm"].map({"repa": "REPA", "wd": "WD"}) + term
+    rows = rows.sort_values("method").rename(columns={NUMBER: "clusters K"})
+    figure = Figure((9, 3.6), layout="constrained")
+    titles = {"accuracy_mean": "training clients", "holdout_accuracy_mean": "holdout clients"}
+    for axes, (column, title) in zip(
+        figure.subplots(1, 2, sharey=True), titles.items(), strict=True
+    ):
+        shown = rows.assign(**{PERCENT: 100 * rows[column]})
+        draw_lines(axes, shown, "clusters K", PERCENT, "method", legend=column == "accuracy_mean")
+        axes.set(title=title)
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
 if __name__ == "__main__":
     save_figure(beta_figure(), FOLDER / "flis_beta/figures_2_and_3.svg")
     save_figure(curves_figure("cifar10"), FOLDER / "flis_curves/figure4.svg")
     save_figure(curves_figure("fashion_mnist"), FOLDER / "flis_curves/figure5.svg")
+    save_figure(repa_correlations(), FOLDER / "repa_correlation/figure1.svg")
+    save_figure(repa_uniformity(), FOLDER / "repa_figure2/figure2.svg")
+    save_figure(repa_writers(), FOLDER / "repa_writers/figure4.svg")
