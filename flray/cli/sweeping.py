@@ -99,16 +99,17 @@ def sweep(
 def progress_line(progress: Progress, metric: str, seconds: float, done_before: int = 0) -> str:
     """How far a sweep is, on one line.
 
-    The time left is shown once a fifth of the rows is done: the first rows also train what all of
-    them share.
+    The time left is shown once a fifth of the rows is done, where the rounds of running trials
+    count as parts of a row: the first rows also train what all of them share.
 
     Args:
         metric: Name of the metric whose best value is shown.
         seconds: Seconds since the sweep, or its resumption, began.
         done_before: Rows that were done when it began.
 
-    >>> progress_line(Progress(rows=9, done=6, failed=1, rounds=[7, 12], shared=4), "mae", 60.0)
-    '6/9 rows done (4 shared) · 2 running after 7 to 12 rounds · 1 failed · 0:20 left'
+    >>> begun = [(10, 20), (5, 20)]
+    >>> progress_line(Progress(rows=9, done=6, failed=1, rounds=begun, shared=4), "mae", 54.0)
+    '6/9 rows done (4 shared) · 2 running after 5 to 10 of 20 rounds · 1 failed · 0:10 left'
     >>> progress_line(Progress(rows=9, done=9, tracked=(2, 5)), "accuracy_mean", 60.0)
     '9/9 rows done · 2 of 5 runs written for tracking'
     >>> progress_line(Progress(rows=9, done=6), "mae", 60.0, done_before=4)
@@ -125,20 +126,22 @@ def progress_line(progress: Progress, metric: str, seconds: float, done_before: 
         parts.append(f"{progress.failed} failed")
     if progress.best is not None:
         parts.append(f"best {metric} {progress.best:.4f}")
-    waiting = progress.rows - progress.done - progress.failed
-    done = progress.done - done_before
-    if done and progress.done >= SHARE_BEFORE_ETA * progress.rows and waiting:
-        left = int(seconds * waiting / done)
+    done = progress.done + sum(last / num for last, num in progress.rounds)
+    waiting = progress.rows - progress.failed - done
+    if done > done_before and done >= SHARE_BEFORE_ETA * progress.rows and waiting:
+        left = int(seconds * waiting / (done - done_before))
         parts.append(f"{left // 60}:{left % 60:02d} left")
     return " · ".join(parts)
 
 
-def _running(rounds: Sequence[int]) -> str:
-    """How many trials run, and after how many rounds they are."""
-    if not any(rounds):
+def _running(rounds: Sequence[tuple[int, int]]) -> str:
+    """How many trials run, and after how many of their rounds they are."""
+    last, of = [t for t, _ in rounds], [num for _, num in rounds]
+    if not any(last):
         return f"{len(rounds)} running"
-    fewest = "" if min(rounds) == max(rounds) else f"{min(rounds)} to "
-    return f"{len(rounds)} running after {fewest}{counted(max(rounds), 'round')}"
+    fewest = "" if min(last) == max(last) else f"{min(last)} to "
+    most = f"{max(last)} of" if min(of) == max(of) else f"{max(last)} of up to"
+    return f"{len(rounds)} running after {fewest}{most} {counted(max(of), 'round')}"
 
 
 @contextmanager

@@ -64,7 +64,8 @@ class Progress:
     rows: int  # all rows, with those that are still to be suggested
     done: int = 0  # finished, stopped by a scheduler or shared
     failed: int = 0
-    rounds: Sequence[int] = ()  # the last round of each running trial, 0 before its first one
+    # The last round of each running trial, 0 before its first one, and the rounds of its row
+    rounds: Sequence[tuple[int, int]] = ()
     shared: int = 0  # rows whose records were copied from the run of another row
     tracked: tuple[int, int] | None = None  # runs sent to the tracker, and how many there are
     best: float | None = None  # best mean of the metric so far
@@ -245,7 +246,9 @@ class _Sweep:
         elif self.space.is_scheduled and result.metrics and not result.metrics.get("is_over"):
             write_row(self.folder, replace(row, status="stopped"))
 
-    def _show(self, rounds: Sequence[int] = (), tracked: tuple[int, int] | None = None) -> None:
+    def _show(
+        self, rounds: Sequence[tuple[int, int]] = (), tracked: tuple[int, int] | None = None
+    ) -> None:
         """Show the progress, by the rows' files and summaries."""
         rows, options = self.rows(), self.space.options
         counts = Counter(row.status for row in rows)

@@ -60,14 +60,15 @@ class TrialWatch(TrialProgressCallback):
 
     Args:
         context: Folder and cache of the sweep.
-        show: Called with the last round of each running trial, 0 before its first one.
+        show: Called with the last round of each running trial, 0 before its first one, and the
+            rounds of its row.
         should_stop: Asked in each look; True makes the file `context.cache.wish`, which trials see.
     """
 
     def __init__(
         self,
         context: TrialContext,
-        show: Callable[[Sequence[int]], None],
+        show: Callable[[Sequence[tuple[int, int]]], None],
         should_stop: Callable[[], bool] = never,
     ) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class TrialWatch(TrialProgressCallback):
             if actor is not None and time() - self.signs[trial.trial_id] > limit:
                 ray.kill(actor)
                 self.signs[trial.trial_id] = time()
-        self.show([self._last_round(trial) for trial in running])
+        self.show([self._rounds(trial) for trial in running])
 
     def allowed_s(self, is_late: bool) -> float:
         """Seconds that a trial may show no sign; after the end of the time, about two rounds."""
@@ -131,10 +132,12 @@ class TrialWatch(TrialProgressCallback):
             self.patience.learn(SIGN, latest - before)
         return latest
 
-    def _last_round(self, trial: Any) -> int:
-        """The last round of the row that a trial runs; 0: none has ended."""
-        texts = [file.read_text(encoding="utf-8") for file in self._alive_files(trial)]
-        return int(texts[-1] or 0) if texts else 0  # empty: it has been touched alone
+    def _rounds(self, trial: Any) -> tuple[int, int]:
+        """The last round of the row that a trial runs, 0 if none has ended, and its rounds."""
+        files, rows = self._alive_files(trial), trial.config["rows"]
+        last = files[-1].read_text(encoding="utf-8") if files else ""
+        current = rows[max(len(files) - 1, 0)]
+        return int(last or 0), current.plain["rounds"]  # empty: it has been touched alone
 
     def _alive_files(self, trial: Any) -> list[Path]:
         """The files that the rows of a trial touch, of rows that have begun."""

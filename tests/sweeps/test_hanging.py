@@ -32,7 +32,7 @@ def context(tmp_path) -> TrialContext:
 
 def trial(number: int, status: str = "RUNNING") -> Any:
     """As Tune has them."""
-    rows = [SimpleNamespace(number=number)]
+    rows = [SimpleNamespace(number=number, plain={"rounds": 60})]
     state = SimpleNamespace(ray_actor=f"actor {number}")
     return SimpleNamespace(
         trial_id=str(number), status=status, config={"rows": rows}, temporary_state=state
@@ -50,7 +50,7 @@ def clock(monkeypatch):
 
 def test_a_trial_without_a_sign_is_ended_by_what_others_took(context, clock) -> None:
     """Rounds take 5 s, so ten times as long is too long; one that is pending may take its time."""
-    shown: list[list[int]] = []
+    shown: list[list[tuple[int, int]]] = []
     watch = TrialWatch(context, shown.append)
     watch.patience = Patience(first_s=100.0, least_s=20.0)
     trials = [trial(0), trial(1), trial(2, "PENDING")]
@@ -66,7 +66,8 @@ def test_a_trial_without_a_sign_is_ended_by_what_others_took(context, clock) -> 
     assert clock.killed == ["actor 1"]
     watch.step(trials)
     assert clock.killed == ["actor 1"]  # it has its time once more
-    assert shown == [[seconds, 0] for seconds in (*range(0, 52, 5), 50, 50)]  # last rounds
+    last = (*range(0, 52, 5), 50, 50)
+    assert shown == [[(t, 60), (0, 60)] for t in last]
 
 
 def test_after_the_end_two_rounds_are_allowed(context, clock, monkeypatch) -> None:

@@ -42,9 +42,9 @@ def said(tmp_path, monkeypatch):
 
         def pretend(_space, folder, *rest) -> SweepResult:
             show = rest[-1].show
-            show(Progress(rows=3, rounds=[0, 0]))
-            show(Progress(rows=3, rounds=[1]))
-            show(Progress(rows=3, done=2, rounds=[2], shared=1, best=0.9))
+            show(Progress(rows=3, rounds=[(0, 9), (0, 9)]))
+            show(Progress(rows=3, rounds=[(1, 9)]))
+            show(Progress(rows=3, done=2, rounds=[(2, 9)], shared=1, best=0.9))
             return SweepResult(folder, report, table)
 
         monkeypatch.setattr(sweeping, "run_sweep", run or pretend)
@@ -62,14 +62,17 @@ def said(tmp_path, monkeypatch):
 
 
 def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
-    """A look every 40 s: a line when the first rows run, and another after more than a minute."""
+    """A look every 40 s: a line when the first rows run, and another after more than a minute.
+
+    Nine of 30 rounds in 120 s leave 280 s, though no row has ended.
+    """
     clock = [0.0]
     monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
 
     def wait(_space, folder, *rest) -> SweepResult:
         for t in range(4):
             clock[0] = 40.0 * t
-            rest[-1].show(Progress(rows=3, rounds=[t, 2 * t] if t else []))
+            rest[-1].show(Progress(rows=3, rounds=[(t, 10), (2 * t, 10)] if t else []))
         return SweepResult(
             folder, REPORT, pd.DataFrame({"row": [0], "status": "done", "error": None})
         )
@@ -77,8 +80,8 @@ def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
     lines = said(REPORT, wait).splitlines()
     assert lines[1:4] == [
         "0/3 rows done · 0 running",
-        "0/3 rows done · 2 running after 1 to 2 rounds",
-        "0/3 rows done · 2 running after 3 to 6 rounds",
+        "0/3 rows done · 2 running after 1 to 2 of 10 rounds",
+        "0/3 rows done · 2 running after 3 to 6 of 10 rounds · 4:40 left",
     ]
 
 
@@ -103,7 +106,7 @@ def test_a_sweep_ends_in_its_best_its_failures_and_its_cost(said) -> None:
     lines = said(REPORT).splitlines()
     assert lines[1:3] == [
         "0/3 rows done · 2 running",
-        "2/3 rows done (1 shared) · 1 running after 2 rounds · "
+        "2/3 rows done (1 shared) · 1 running after 2 of 9 rounds · "
         "best validation_accuracy_mean 0.9000 · 0:00 left",
     ]
     assert lines[3:8] == [
