@@ -28,8 +28,7 @@ LARGEST_TILE = 16
 # Recorded steps in the memory of a GPU: each learning rate of a schedule needs one of its own.
 GRAPHS_KEPT = 8
 
-# Bytes of patches above which a module is not written out on a GPU: cuDNN needs none, but is slower
-# for small models.
+# Bytes for the patches of the clients that a GPU trains together.
 PATCHES_ON_GPU = 4 << 30
 
 
@@ -76,7 +75,7 @@ class Vectorized:
     Args:
         module: must define `example_losses(batch)` and have no layers with running statistics;
             `refusal` returns the reason why a module cannot be stacked.
-        num_slots: clients that a step trains together.
+        num_slots: clients that a step trains together, at most.
         threads: tiles trained at a time, on a CPU.
         form: that of convolutions; None: as the kind of device says.
     """
@@ -119,11 +118,11 @@ class Vectorized:
         if self.written is not None and self.in_tiles:
             block = replace(block, w0=self.written.laid_out(block.w0))
         result = untrained(block, self._memory_for(block))
-        size = self.tile if self.in_tiles else self.num_slots
+        stacked, size = self._stacked_and_size(training)
 
         def train_part(lanes: list[list[int]]) -> None:
             plan = StackedPlan.of(block, lanes, size, self.examples.device)
-            train_lanes(self._step(training, gradient, block, size), block, plan, result)
+            train_lanes(self._step(stacked, training, gradient, block, size), block, plan, result)
 
         parts = self._parts(block, training, size)
         if self.threads == 1 or len(parts) <= 1:
@@ -156,10 +155,17 @@ class Vectorized:
         lanes = lanes_of(num_steps, min(num, size * self.threads) if can_begin_anew else num)
         return [lanes[n : n + size] for n in range(0, len(lanes), size)]
 
-    def _step(self, training: Training, gradient: Gradient, block: Block, size: int) -> Step:
+    def _step(
+        self,
+        stacked: StackedModule,
+        training: Training,
+        gradient: Gradient,
+        block: Block,
+        size: int,
+    ) -> Step:
         """A step for blocks of this shape: on a GPU the recorded one, on a CPU a new one."""
         if self.examples.device.type == "cpu":
-            return Step(self.stacked, training, gradient, block, size)
+            return Step(stacked, training, gradient, block, size)
         # A bound method equals another only if both have the very same object: compare by value.
         hook = (getattr(gradient, "__func__", gradient), getattr(gradient, "__self__", None))
         leaves = (*block.memo.items(), *block.w0.items())
@@ -168,19 +174,26 @@ class Vectorized:
         if key not in self.graphs:
             for oldest in list(self.graphs)[: 1 - GRAPHS_KEPT]:
                 del self.graphs[oldest]
-            stacked = self._with_patches_that_fit(training)
             self.graphs[key] = GraphedStep(stacked, training, gradient, block, size)
         return self.graphs[key]
 
-    def _with_patches_that_fit(self, training: Training) -> StackedModule:
-        """The module, written out unless the patches of its convolutions take too much memory."""
+    def _stacked_and_size(self, training: Training) -> tuple[StackedModule, int]:
+        """The module, and how many clients a step trains together.
+
+        On a GPU as many as there is room for the patches of. If there is none for one client the
+        module is not written out: cuDNN, which is slower, needs no patches.
+        """
         if self.written is None:
-            return self.stacked
+            return self.stacked, self.num_slots
+        if self.in_tiles:
+            return self.stacked, self.tile
         w = dict(self.module.named_parameters())
         num_values = self.written.patch_values(w, self.examples.images.shape[1:])
-        num_images = training.batch_size * self.num_slots
-        num_bytes = num_values * num_images * self.examples.mean.element_size()
-        return self.stacked if num_bytes <= PATCHES_ON_GPU else replace(self.stacked, written=None)
+        of_client = num_values * training.batch_size * self.examples.mean.element_size()
+        room = PATCHES_ON_GPU // of_client if of_client else self.num_slots
+        if not room:
+            return replace(self.stacked, written=None), self.num_slots
+        return self.stacked, min(room, self.num_slots)
 
 
 def tile_size(num_params: int, num_slots: int) -> int:

@@ -16,6 +16,7 @@ from flray.algorithms.fedprox import FedProx
 from flray.algorithms.scaffold import Scaffold
 from flray.client.footprint import layer_values
 from flray.client.host import choose_engine, default_threads
+from flray.engines import vectorized
 from flray.engines.engine import Block
 from flray.engines.loop import Loop
 from flray.engines.stacked_layers import sum_of_products
@@ -144,6 +145,27 @@ def test_written_out_is_loop(optimizer, hook) -> None:
     expected = Loop(module, examples).train(block, training, HOOKS[hook])
     assert least_move(block.w0, expected.params) > 1e-3
     assert largest_difference(expected, engine.train(block, training, HOOKS[hook])) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("room", "size", "is_written"), [(9, 6, True), (2.5, 2, True), (0.5, 6, False)]
+)
+def test_a_gpu_trains_as_many_as_it_has_room_for_the_patches_of(
+    room, size, is_written, monkeypatch
+) -> None:
+    """On a CPU, without its tiles: six slots, two at a time, or differentiated without patches."""
+    training, hook = TRAININGS["momentum"], HOOKS["fedprox"]
+    module = build_seeded(TwoLosses, 0)
+    examples, block = case(module, training)
+    engine = Vectorized(module, examples, num_slots=6, form="patches")
+    engine.in_tiles = False
+    values = engine.written.patch_values(dict(module.named_parameters()), examples.images.shape[1:])
+    of_client = values * training.batch_size * examples.mean.element_size()
+    monkeypatch.setattr(vectorized, "PATCHES_ON_GPU", int(room * of_client))
+    stacked, found = engine._stacked_and_size(training)
+    assert (found, stacked.written is not None) == (size, is_written)
+    expected = Loop(module, examples).train(block, training, hook)
+    assert largest_difference(expected, engine.train(block, training, hook)) < 1e-10
 
 
 class Dense(Classifier):
