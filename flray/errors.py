@@ -170,6 +170,17 @@ def is_gpu_full(error: BaseException | None) -> bool:
     return _says(error, "CUDA out of memory")
 
 
+@contextmanager
+def plain_if_gpu_is_full() -> Iterator[None]:
+    """Give what torch says about a GPU without memory left one message, as a `ClientFailure`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_gpu_full(error) and not isinstance(error, ClientFailure):
+            raise ClientFailure(one_line_message(error)) from error
+        raise
+
+
 def _says(error: BaseException | None, *texts: str) -> bool:
     """True if the message of an error, or of what caused it, has one of the texts."""
     if error is None:

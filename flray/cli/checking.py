@@ -12,7 +12,7 @@ from flray.cli.campaign import read_campaign
 from flray.cli.running import remarks_on
 from flray.config.reading import read_mapping
 from flray.config.shipped import SPACES, find_file, has_line, is_space
-from flray.errors import ExperimentError
+from flray.errors import ClientFailure, ExperimentError
 from flray.runs.rehearsal import describe
 from flray.sweeps.describing import describe_space, planned_rows
 from flray.sweeps.space import read_space
@@ -32,7 +32,7 @@ def check_files(arguments: Sequence[str], console: Console, tool: click.Group) -
     for file in files:
         try:
             lines = _described(file, overrides, tool)
-        except ExperimentError as error:
+        except (ExperimentError, ClientFailure) as error:
             console.print(Text.assemble(("no", "red"), f" {file}: "), end="", soft_wrap=True)
             console.out(str(error))
             wrong += 1

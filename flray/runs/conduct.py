@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from flray.errors import ClientFailure, is_gpu_full, one_line_message
+from flray.errors import plain_if_gpu_is_full
 from flray.records.lock import locked
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ def conduct(
 
             tracker = tracked(experiment, out, on_round, monitor.draw, monitor.group)
             on_round = stack.enter_context(tracker)
-        try:
-            return compute(on_round, lambda: monitor.should_stop() or wish.exists())
-        except RuntimeError as error:
-            if is_gpu_full(error) and not isinstance(error, ClientFailure):
-                raise ClientFailure(one_line_message(error)) from error
-            raise
+        stack.enter_context(plain_if_gpu_is_full())
+        return compute(on_round, lambda: monitor.should_stop() or wish.exists())
 
 
 def ask_to_stop(out: Path) -> None:

@@ -19,7 +19,7 @@ from flray.engines.losses import direction_and_loss
 from flray.engines.plan import plan_clients
 from flray.engines.training import Gradient, Training, plain_gradient
 from flray.engines.vectorized import check_stackable
-from flray.errors import ClientFailure, ExperimentError
+from flray.errors import ClientFailure, ExperimentError, plain_if_gpu_is_full
 from flray.execution.executor import Failed, Inline
 from flray.execution.federation import Federation
 from flray.execution.nodes import this_machine
@@ -70,10 +70,11 @@ def rehearse(experiment: Experiment, parts: Prepared) -> None:
 
     Raises:
         ExperimentError: The message says what does not fit.
+        ClientFailure: The GPU has no memory left.
     """
     if parts.plan is not None and "RAY_ADDRESS" not in os.environ:
         check_resources(parts.plan, [this_machine()])
-    with restored_torch_settings():
+    with restored_torch_settings(), plain_if_gpu_is_full():
         executor = start_executor(parts.in_process(block=1))
         assert isinstance(executor, Inline)
         fed = build_federation(experiment, parts, executor)

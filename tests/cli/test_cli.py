@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from tensorboardX.proto.event_pb2 import Event
 
@@ -23,9 +24,10 @@ from flray.errors import ExperimentError
 from flray.execution.cluster import connected
 from flray.records.mirror import Mirror
 from flray.records.run_directory import RunDirectory
+from flray.runs import rehearsal
 from flray.runs.watching import Watcher
 
-from scenarios import TINY
+from scenarios import GPU_FULL, GPU_FULL_SHOWN, TINY
 
 pytestmark = pytest.mark.slow
 
@@ -482,6 +484,16 @@ def test_check_looks_at_every_file_and_names_the_one_that_is_wrong(flray, tmp_pa
     assert [line[:2] for line in out.splitlines()] == ["no", "no", "ok"]
     assert "bad.yaml: missing key 'split'" in out
     assert "nowhere.yaml: no experiment file" in out
+
+
+def test_check_says_so_if_the_gpu_has_no_memory_left(flray, monkeypatch) -> None:
+    def start(_parts) -> None:
+        raise torch.OutOfMemoryError(GPU_FULL)
+
+    monkeypatch.setattr(rehearsal, "start_executor", start)
+    code, out, _ = flray("check", "tiny.yaml", "local.yaml")
+    assert code == 2
+    assert out.splitlines() == [f"no {name}.yaml: {GPU_FULL_SHOWN}" for name in ("tiny", "local")]
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)
