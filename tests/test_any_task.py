@@ -291,7 +291,7 @@ def test_a_model_of_characters_is_refused_a_table_by_check_and_run(tmp_path, mon
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("model", ["lenet5", "conv_ae"])
+@pytest.mark.parametrize("model", ["lenet5", pytest.param("conv_ae", marks=pytest.mark.long)])
 def test_images_of_whole_numbers_are_inputs_as_floats_are(model) -> None:
     x = RNG.integers(0, 1000, (53, 1, 16, 16))
     digests = [

@@ -56,7 +56,7 @@ def case(dtype: torch.dtype, training: Training, build=TwoConvolutions):
     [
         (TwoConvolutions, "direct"),
         (lambda: Residuals(SHAPE), "direct"),
-        (lambda: Residuals(SHAPE), "patches"),
+        pytest.param(lambda: Residuals(SHAPE), "patches", marks=pytest.mark.long),
     ],
     ids=["two convolutions", "residuals", "residuals by patches"],
 )

@@ -32,7 +32,12 @@ def reproduce() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+LONG = [pytest.mark.long]  # many rows over several datasets
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG * name.startswith("benchmark_")) for name in SWEEPS]
+)
 def test_every_sweep_that_is_listed_can_begin(reproduce, name, tmp_path) -> None:
     sweep = reproduce.sweeps_of([name], [0], tmp_path)[0]
     assert any(known_and_examples(read_space(Path(sweep.space), sweep.typed)))
