@@ -133,8 +133,9 @@ def repa_uniformity() -> Figure:
     rows = rows.rename(columns={NUMBER: "clusters K"})
     rows["uniformity of"] = ["REPA, CLF" if "repa" in name else "WD" for name in rows["algorithm"]]
     lines = rows.melt(["clusters K", "uniformity of"], list(UNIFORMITY), "which")
-    own = lines["which"] == "uniformity"
-    lines["uniformity of"] = lines["uniformity of"].where(own, lines["which"].map(UNIFORMITY))
+    of_method = lines["which"] == "uniformity"
+    reference = lines["which"].map(UNIFORMITY)
+    lines["uniformity of"] = lines["uniformity of"].where(of_method, reference)
     figure = Figure((6, 3.8), layout="constrained")
     axes = figure.subplots()
     draw_lines(axes, lines, "clusters K", "value", "uniformity of", legend=True)

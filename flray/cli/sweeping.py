@@ -96,16 +96,16 @@ def sweep(
     _conclude(result, console, again, str(result.path) if mirror is None else mirror.url)
 
 
-def progress_line(progress: Progress, metric: str, seconds: float, done_before: int = 0) -> str:
+def progress_line(progress: Progress, metric: str, seconds: float, done_before: float = 0.0) -> str:
     """How far a sweep is, on one line.
 
-    The time left is shown once a fifth of the rows is done, where the rounds of running trials
-    count as parts of a row: the first rows also train what all of them share.
+    The time left is shown once a fifth of the rows is done, rounds of running trials included: the
+    first rows also train what all of them share.
 
     Args:
         metric: Name of the metric whose best value is shown.
         seconds: Seconds since the sweep, or its resumption, began.
-        done_before: Rows that were done when it began.
+        done_before: `rows_done` of the progress when it began.
 
     >>> begun = [(10, 20), (5, 20)]
     >>> progress_line(Progress(rows=9, done=6, failed=1, rounds=begun, shared=4), "mae", 54.0)
@@ -114,6 +114,9 @@ def progress_line(progress: Progress, metric: str, seconds: float, done_before: 
     '9/9 rows done · 2 of 5 runs written for tracking'
     >>> progress_line(Progress(rows=9, done=6), "mae", 60.0, done_before=4)
     '6/9 rows done · 0 running · 1:30 left'
+    >>> ending = [(20, 20)]  # the trial of a row that is done already
+    >>> progress_line(Progress(rows=9, done=9, rounds=ending), "mae", 60.0)
+    '9/9 rows done · 1 running after 20 of 20 rounds'
     """
     shared = f" ({progress.shared} shared)" if progress.shared else ""
     parts = [f"{progress.done}/{progress.rows} rows done{shared}"]
@@ -126,9 +129,9 @@ def progress_line(progress: Progress, metric: str, seconds: float, done_before: 
         parts.append(f"{progress.failed} failed")
     if progress.best is not None:
         parts.append(f"best {metric} {progress.best:.4f}")
-    done = progress.done + sum(last / num for last, num in progress.rounds)
+    done = progress.rows_done
     waiting = progress.rows - progress.failed - done
-    if done > done_before and done >= SHARE_BEFORE_ETA * progress.rows and waiting:
+    if done > done_before and done >= SHARE_BEFORE_ETA * progress.rows and waiting > 0:
         left = int(seconds * waiting / (done - done_before))
         parts.append(f"{left // 60}:{left % 60:02d} left")
     return " · ".join(parts)
@@ -136,25 +139,27 @@ def progress_line(progress: Progress, metric: str, seconds: float, done_before: 
 
 def _running(rounds: Sequence[tuple[int, int]]) -> str:
     """How many trials run, and after how many of their rounds they are."""
-    last, of = [t for t, _ in rounds], [num for _, num in rounds]
+    last, total = [t for t, _ in rounds], [num for _, num in rounds]
     if not any(last):
         return f"{len(rounds)} running"
     fewest = "" if min(last) == max(last) else f"{min(last)} to "
-    most = f"{max(last)} of" if min(of) == max(of) else f"{max(last)} of up to"
-    return f"{len(rounds)} running after {fewest}{most} {counted(max(of), 'round')}"
+    up_to = "" if min(total) == max(total) else "up to "
+    rounds_of_row = f"{up_to}{counted(max(total), 'round')}"
+    return f"{len(rounds)} running after {fewest}{max(last)} of {rounds_of_row}"
 
 
 @contextmanager
 def _shown(console: Console, metric: str) -> Iterator[Callable[[Progress], None]]:
     """What to call with progress: a line that changes, or one more where there is no terminal."""
     begin = perf_counter()
-    done_before: list[int] = []  # one number once progress is known
+    done_before, has_begun = 0.0, False
     last: list[tuple[float, Progress]] = []  # when it was printed, and what
 
     def line(progress: Progress) -> str:
-        if not done_before:
-            done_before.append(progress.done)
-        return progress_line(progress, metric, perf_counter() - begin, *done_before)
+        nonlocal done_before, has_begun
+        if not has_begun:  # rounds of a trial that is resumed were done before
+            done_before, has_begun = progress.rows_done, bool(progress.rounds)
+        return progress_line(progress, metric, perf_counter() - begin, done_before)
 
     def add_line(progress: Progress) -> None:
         now = perf_counter()

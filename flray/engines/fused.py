@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flray.engines.chains import Residual
 from flray.engines.fused_kernels import forward, input_gradient, weight_gradient
 from flray.engines.stacked_layers import (
     Convolution,
@@ -21,7 +22,6 @@ from flray.engines.stacked_layers import (
     Layer,
     MaxPool,
     Relu,
-    Residual,
     Saved,
     Sink,
     padded,

@@ -17,6 +17,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from flray.engines.chains import Residual, leaves_of, unnested
 from flray.engines.convolutions import WIDEST, DirectConvolution, Form
 from flray.engines.stacked_layers import (
     Convolution,
@@ -27,9 +28,6 @@ from flray.engines.stacked_layers import (
     Linear,
     MaxPool,
     Relu,
-    Residual,
-    leaves_of,
-    unnested,
 )
 from flray.engines.written import Written
 from flray.models.dropout import KeyedDropout

@@ -68,9 +68,10 @@ class Vectorized:
     A client whose steps are done leaves its slot to the next, so that clients of different sizes
     cost little more than their steps. Slots left over are filled with dummies and batches are
     padded, so that the shape of the work, and with it every bit of a client's result, does not
-    depend on its neighbours. On a GPU a step of `num_slots` models is recorded once as a CUDA graph
-    and replayed. On a CPU a module that can be written out (`write_out`) is trained in tiles of a
-    few slots, `threads` of them at a time: the number of threads changes no bit.
+    depend on its neighbours. On a GPU a step of `num_slots` models, or as many as there is room for
+    the patches of, is recorded once as a CUDA graph and replayed. On a CPU a module that can be
+    written out (`write_out`) is trained in tiles of a few slots, `threads` of them at a time: the
+    number of threads changes no bit.
 
     Args:
         module: must define `example_losses(batch)` and have no layers with running statistics;

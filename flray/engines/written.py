@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flray.engines.affine import AffineTerm
+from flray.engines.chains import backward_through, forward_through, leaves_of, unnested
 from flray.engines.stacked_layers import (
     Convolution,
     Dropout,
@@ -19,12 +20,8 @@ from flray.engines.stacked_layers import (
     Linear,
     MaxPool,
     Sink,
-    backward_through,
-    forward_through,
-    leaves_of,
     num_parts,
     sum_of_products,
-    unnested,
 )
 from flray.models.bank import Params
 from flray.randomness import keep_mask

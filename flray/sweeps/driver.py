@@ -70,6 +70,15 @@ class Progress:
     tracked: tuple[int, int] | None = None  # runs sent to the tracker, and how many there are
     best: float | None = None  # best mean of the metric so far
 
+    @property
+    def rows_done(self) -> float:
+        """Rows done, with the rounds of running trials as parts of a row.
+
+        >>> Progress(rows=9, done=6, rounds=[(10, 20), (5, 20)]).rows_done
+        6.75
+        """
+        return self.done + sum(last / num for last, num in self.rounds)
+
 
 @dataclass(frozen=True)
 class Watch:

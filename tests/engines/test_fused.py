@@ -163,10 +163,12 @@ def test_convolutions_that_cannot_be_fused_become_patches(fused) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("build", [Pooled, Mixed])
+@pytest.mark.parametrize(("build", "gap"), [(Pooled, 1e-5), (Mixed, 3e-5)])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("hook", [plain_gradient, FedProx(mu=0.5).gradient])
-def test_training_with_fused_layers_is_the_loop(fused, build, momentum, hook, monkeypatch) -> None:
+def test_training_with_fused_layers_is_the_loop(
+    fused, build, gap, momentum, hook, monkeypatch
+) -> None:
     if DEVICE == "cpu":
         pytest.skip("the interpreter is too slow to train")
     assert fused
@@ -178,7 +180,7 @@ def test_training_with_fused_layers_is_the_loop(fused, build, momentum, hook, mo
     expected = Loop(module, examples).train(block, training, hook).params
     for name, leaf in expected.items():
         assert (leaf - block.w0[name]).abs().max() > 1e-3
-        assert (found[name] - leaf).abs().max() < 3e-5
+        assert (found[name] - leaf).abs().max() < gap
 
 
 def test_a_gpu_without_a_compiler_takes_patches(monkeypatch) -> None:

@@ -62,7 +62,7 @@ def said(tmp_path, monkeypatch):
 
 
 def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
-    """A look every 40 s: a line when the first rows run, and another after more than a minute.
+    """A line when the first rows run, and another after more than a minute.
 
     Nine of 30 rounds in 120 s leave 280 s, though no row has ended.
     """
@@ -70,9 +70,10 @@ def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
     monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
 
     def wait(_space, folder, *rest) -> SweepResult:
-        for t in range(4):
+        rest[-1].show(Progress(rows=3))
+        for t in (0, 1, 3):
             clock[0] = 40.0 * t
-            rest[-1].show(Progress(rows=3, rounds=[(t, 10), (2 * t, 10)] if t else []))
+            rest[-1].show(Progress(rows=3, rounds=[(t, 10), (2 * t, 10)]))
         return SweepResult(
             folder, REPORT, pd.DataFrame({"row": [0], "status": "done", "error": None})
         )
@@ -80,25 +81,25 @@ def test_long_rows_have_a_line_now_and_then(said, monkeypatch) -> None:
     lines = said(REPORT, wait).splitlines()
     assert lines[1:4] == [
         "0/3 rows done · 0 running",
-        "0/3 rows done · 2 running after 1 to 2 of 10 rounds",
+        "0/3 rows done · 2 running",
         "0/3 rows done · 2 running after 3 to 6 of 10 rounds · 4:40 left",
     ]
 
 
 def test_the_time_left_of_a_resumed_sweep_is_that_of_rows_done_since(said, monkeypatch) -> None:
-    """Eight of ten rows were done before; the ninth takes 60 s, and so does the tenth."""
+    """Eight of ten rows were done before, and half of the ninth, whose rest takes 60 s."""
     clock = [0.0]
     monkeypatch.setattr(sweeping, "perf_counter", lambda: clock[0])
 
     def resume(_space, folder, *rest) -> SweepResult:
-        for clock[0], done in ((1.0, 8), (60.0, 9)):
-            rest[-1].show(Progress(rows=10, done=done))
+        for clock[0], done, last in ((1.0, 8, 5), (60.0, 9, 0)):
+            rest[-1].show(Progress(rows=10, done=done, rounds=[(last, 10)]))
         table = pd.DataFrame({"row": [0], "status": "done", "error": None})
         return SweepResult(folder, REPORT, table)
 
     assert said(REPORT, resume).splitlines()[1:3] == [
-        "8/10 rows done · 0 running",
-        "9/10 rows done · 0 running · 1:00 left",
+        "8/10 rows done · 1 running after 5 of 10 rounds",
+        "9/10 rows done · 1 running · 2:00 left",
     ]
 
 
